@@ -1,21 +1,20 @@
-"""One call of the operator as data, and the preparation that every backend shares.
+"""One call of the operator as data, and the preparation that the torch backends share.
 
 Legend of axes: B batch, T time, H query/key heads, HV value heads, G = HV / H, K key width, V value width, N sequences.
+The public layout is [B, T, HV, D]; inside, heads stand before time: [B, HV, T, D].
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ckda.ops.gate import Gate, beta_from_logit, evaluate_gate, gate_backward
+from ckda.ops.gate import beta_from_logit, gate_alpha, gate_backward
 
-__all__ = ["Call", "Gradients", "Prepared", "prepare", "prepare_backward"]
+__all__ = ["Call", "Gradients", "Norms", "Prepared", "Raw", "prepare", "prepare_backward"]
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """The arguments of :func:`ckda.complex_kda`, checked; tensors as the user gave them, options resolved."""
 
     q: Tensor  #: [B, T, H, K]
@@ -43,7 +42,7 @@ class Call:
 
     @property
     def state_dtype(self) -> torch.dtype:
-        """The dtype of the state and of all arithmetic outside the GPU kernels: float64 if the inputs are, else float32."""
+        """The dtype of the state and of the torch backends' arithmetic: float64 if the inputs are, else float32."""
         return torch.float64 if self.v.dtype == torch.float64 else torch.float32
 
     @property
@@ -56,19 +55,44 @@ class Call:
         shape = (self.num_sequences, self.v.shape[2], self.q.shape[3], self.v.shape[3])
         return self.v.new_zeros(shape, dtype=self.state_dtype)
 
+    def start_state(self) -> Tensor:
+        """[N, HV, K, V] the initial state in the state's dtype, zeros where none is given."""
+        return self.zero_state() if self.initial_state is None else self.initial_state.to(self.state_dtype)
+
+
+class Raw(NamedTuple):
+    """The per-token tensors of a call, heads before time, in the state's dtype."""
+
+    q: Tensor  #: [B, H, T, K]
+    k: Tensor  #: [B, H, T, K]
+    v: Tensor  #: [B, HV, T, V]
+    g: Tensor  #: [B, HV, T, K]
+    beta: Tensor | None  #: [B, HV, T, 1]
+    sign: Tensor | None  #: [B, HV, T, K]
+    erase: Tensor | None  #: [B, HV, T, K]
+    write: Tensor | None  #: [B, HV, T, V]
+
 
 class Prepared(NamedTuple):
-    """What the recurrence ``S_t = (I - k a^T) Diag(alpha) S_{t-1} + k w^T, o_t = S_t^T q`` reads, one row per value head."""
+    """What the recurrence ``S_t = (I - k a^T) Diag(alpha) S_{t-1} + k w^T, o_t = S_t^T q`` reads, one row a value head."""
 
-    q: Tensor  #: [B, T, H, K] scaled query
-    k: Tensor  #: [B, T, H, K] key
-    a: Tensor  #: [B, T, HV, K] erase key: beta k, or erase * k
-    w: Tensor  #: [B, T, HV, V] write value: beta v, or write * v
-    alpha: Tensor  #: [B, T, HV, K] signed gate
+    q: Tensor  #: [B, HV, T, K] scaled query
+    k: Tensor  #: [B, HV, T, K] key
+    a: Tensor  #: [B, HV, T, K] erase key: beta k, or erase * k
+    w: Tensor  #: [B, HV, T, V] write value: beta v, or write * v
+    alpha: Tensor  #: [B, HV, T, K] signed gate
+
+
+class Norms(NamedTuple):
+    """What normalisation leaves for the backward pass."""
+
+    q: Tensor  #: [B, H, T, 1] 1 / |q|, zero for a zero vector
+    k: Tensor  #: [B, H, T, 1] 1 / |k|
+    excess: Tensor  #: [B, HV, T, 1] 1 / |k_rounded|^2 - 1
 
 
 class Gradients(NamedTuple):
-    """Gradients of a :class:`Call`, in their arguments' dtypes; None where the argument is None."""
+    """Gradients of a :class:`Call`, in their arguments' dtypes and layouts; None where the argument is None."""
 
     q: Tensor
     k: Tensor
@@ -84,117 +108,105 @@ class Gradients(NamedTuple):
 
 def _inverse_norm(x: Tensor) -> Tensor:
     """1 / |x| over the last axis, kept; zero for a zero vector. Nothing is added under the root."""
-    norm2 = x.square().sum(-1, keepdim=True)
-    return torch.where(norm2 > 0, norm2, 1).rsqrt() * (norm2 > 0)
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return torch.where(norm > 0, norm, torch.inf).reciprocal()
 
 
-def _unit(x: Tensor) -> Tensor:
-    return x * _inverse_norm(x)
-
-
-def _inverse_square(k: Tensor) -> Tensor:
-    """1 / |k|^2 of the rounded key, [..., 1] in float64, so that beta = 2 stays a reflection; 1 for a zero key."""
-    norm2 = k.detach().double().square().sum(-1, keepdim=True)
-    return torch.where(norm2 > 0, norm2, 1).reciprocal()
-
-
-def _rate(call: Call) -> Tensor:
-    """beta as [B, T, HV, 1] in the state's dtype."""
-    assert call.beta is not None
-    if call.beta_range is None:
-        return call.beta.to(call.state_dtype).unsqueeze(-1)
-    return beta_from_logit(call.beta, call.beta_range).to(call.state_dtype).unsqueeze(-1)
-
-
-def _gate(call: Call) -> Gate:
-    if call.gate is None:
-        return Gate(call.g.to(call.state_dtype), call.sign)
-    gate = evaluate_gate(call.gate, call.g, call.A_log, call.dt_bias)
-    return Gate(gate.log.to(call.state_dtype), gate.sign)
+def _excess(k: Tensor) -> Tensor:
+    """1 / |k|^2 - 1 of the rounded unit key, [..., 1]; 0 for a zero key. Summed in float64, for it is of rounding size."""
+    norm = torch.linalg.vector_norm(k.detach().double(), dim=-1, keepdim=True)
+    norm = torch.where(norm > 0, norm, 1)
+    return ((1 - norm) * (1 + norm) / (norm * norm)).to(k.dtype)
 
 
 def _expand_heads(x: Tensor, group: int) -> Tensor:
-    """[B, T, H, K] -> [B, T, HV, K]: value head j reads head j // G."""
-    return x if group == 1 else x.repeat_interleave(group, dim=2)
-
-
-def prepare(call: Call) -> Prepared:
-    """Norm, gate, learning rate and scale, in the state's dtype; differentiable."""
-    dtype = call.state_dtype
-    q, k, v = (x.to(dtype) for x in (call.q, call.k, call.v))
-    if call.normalize_qk:
-        q, k = _unit(q), _unit(k)
-    wide = _expand_heads(k, call.group)
-    per_norm = _inverse_square(wide) if call.normalize_qk else None
-    if call.erase is not None:
-        assert call.write is not None
-        erase, write = call.erase.to(dtype), call.write.to(dtype)
-    else:
-        erase = write = _rate(call)
-    if per_norm is not None:
-        # in float64 until after the product: a rounded 1/|k|^2 would drift the same way at every step
-        a = (erase.double() * per_norm * wide.double()).to(dtype)
-        w = write * per_norm.to(dtype) * v
-    else:
-        a, w = erase * wide, write * v
-    return Prepared(q * call.scale, k, a, w, _gate(call).alpha())
-
-
-def _norm_backward(dunit: Tensor, x: Tensor) -> Tensor:
-    inverse = _inverse_norm(x)
-    unit = x * inverse
-    return (dunit - unit * (unit * dunit).sum(-1, keepdim=True)) * inverse
+    """[B, H, T, K] -> [B, HV, T, K]: value head j reads head j // G."""
+    return x if group == 1 else x.repeat_interleave(group, dim=1)
 
 
 def _sum_groups(dx: Tensor, group: int) -> Tensor:
-    return dx if group == 1 else dx.unflatten(2, (-1, group)).sum(3)
+    return dx if group == 1 else dx.unflatten(1, (-1, group)).sum(2)
 
 
-def prepare_backward(call: Call, grad: Prepared, dlog: Tensor, dstate: Tensor | None) -> Gradients:
-    """The gradients of :func:`prepare`, by hand.
+def _rates(call: Call, raw: Raw) -> tuple[Tensor, Tensor]:
+    """The erase and the write gate, broadcastable over [B, HV, T, .]: both are beta unless they are given."""
+    if raw.erase is not None and raw.write is not None:
+        return raw.erase, raw.write
+    assert raw.beta is not None
+    beta = raw.beta if call.beta_range is None else beta_from_logit(raw.beta, call.beta_range)
+    return beta, beta
+
+
+def prepare(call: Call, raw: Raw) -> tuple[Prepared, Norms | None]:
+    """Norm, gate, learning rate and scale; differentiable."""
+    erase, write = _rates(call, raw)
+    norms = None
+    if call.normalize_qk:
+        q_inverse, k_inverse = _inverse_norm(raw.q), _inverse_norm(raw.k)
+        q, k = raw.q * (q_inverse * call.scale), raw.k * k_inverse
+        excess = _expand_heads(_excess(k), call.group)
+        k = _expand_heads(k, call.group)
+        # beta / |k|^2, its excess over beta added to the product: rounded into beta it would drift alike at every step
+        a = torch.addcmul(erase * k, erase * excess, k)
+        w = torch.addcmul(write, write, excess) * raw.v
+        norms = Norms(q_inverse, k_inverse, excess)
+    else:
+        q, k = raw.q * call.scale, _expand_heads(raw.k, call.group)
+        a, w = erase * k, write * raw.v
+    if call.gate is not None:
+        alpha = gate_alpha(call.gate, raw.g, call.A_log, call.dt_bias, head_axis=-3)
+    else:
+        alpha = raw.g.exp() if raw.sign is None else raw.g.exp() * raw.sign
+    return Prepared(_expand_heads(q, call.group), k, a, w, alpha), norms
+
+
+def _norm_backward(dy: Tensor, y: Tensor, inverse: Tensor, length: float = 1.0) -> Tensor:
+    """Gradient of x from that of y = x * inverse * length, inverse = 1 / |x|; overwrites dy."""
+    along = torch.linalg.vecdot(y, dy).unsqueeze(-1) * (length**-2 if length else 0.0)
+    return dy.addcmul_(y, along, value=-1).mul_(inverse * length)
+
+
+def _rates_backward(
+    call: Call, raw: Raw, x: Prepared, dx: Prepared, norms: Norms | None
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """(dbeta, derase, dwrite), None where they are not given."""
+    if raw.erase is not None:
+        derase, dwrite = dx.a * x.k, dx.w * raw.v
+        if norms is not None:
+            derase, dwrite = (torch.addcmul(d, d, norms.excess) for d in (derase, dwrite))
+        return None, derase, dwrite
+    assert raw.beta is not None
+    dbeta = (torch.linalg.vecdot(dx.a, x.k) + torch.linalg.vecdot(dx.w, raw.v)).unsqueeze(-1)
+    if norms is not None:
+        dbeta = torch.addcmul(dbeta, dbeta, norms.excess)
+    if call.beta_range is not None:
+        dbeta = dbeta * call.beta_range * torch.sigmoid(raw.beta) * torch.sigmoid(-raw.beta)
+    return dbeta, None, None
+
+
+def prepare_backward(
+    call: Call, raw: Raw, x: Prepared, norms: Norms | None, dx: Prepared, dlog: Tensor
+) -> tuple[Raw, Tensor | None, Tensor | None]:
+    """The gradients of :func:`prepare`, by hand: of `raw` (sign: None), A_log and dt_bias.
 
     Args:
-        grad: gradients of the prepared tensors; q and k are [B, T, HV, K] here, one per value head. `grad.alpha` is
-            not read: backends give the gradient of log|alpha| itself, which stays finite where alpha is zero.
-        dlog: [B, T, HV, K]. dstate: [N, HV, K, V] or None.
+        raw: of which q and k are not read. x, norms: what :func:`prepare` returned; w and alpha are not read.
+        dx: gradients of x, overwritten. `dx.alpha` is not read, for backends give dlog [B, HV, T, K], the gradient of
+            log|alpha|, which stays finite where alpha is zero.
     """
-    dtype = call.state_dtype
-    k = call.k.to(dtype)
-    unit = _unit(k) if call.normalize_qk else k
-    wide = _expand_heads(unit, call.group)
-    v = call.v.to(dtype)
-    per_norm = _inverse_square(wide).to(dtype) if call.normalize_qk else 1.0
-    derase = grad.a * wide * per_norm
-    dwrite = grad.w * v * per_norm
-    dbeta = None
-    if call.erase is not None:
-        assert call.write is not None
-        erase, write = call.erase.to(dtype), call.write.to(dtype)
+    dbeta, derase, dwrite = _rates_backward(call, raw, x, dx, norms)
+    erase, write = _rates(call, raw)
+    if norms is not None:
+        erase, write = (torch.addcmul(y, y, norms.excess) for y in (erase, write))
+    dq = _sum_groups(dx.q, call.group)
+    dk = _sum_groups(dx.k.addcmul_(dx.a, erase), call.group)
+    if norms is not None:
+        first = slice(None, None, call.group)
+        dq = _norm_backward(dq, x.q[:, first], norms.q, call.scale)
+        dk = _norm_backward(dk, x.k[:, first], norms.k)
     else:
-        assert call.beta is not None
-        erase = write = _rate(call)
-        dbeta = derase.sum(-1) + dwrite.sum(-1)
-        if call.beta_range is not None:
-            dbeta = dbeta * erase.squeeze(-1) * torch.sigmoid(-call.beta.to(dtype))
-    dk = _sum_groups(grad.k + grad.a * erase * per_norm, call.group)
-    dq = _sum_groups(grad.q, call.group) * call.scale
-    if call.normalize_qk:
-        dq, dk = _norm_backward(dq, call.q.to(dtype)), _norm_backward(dk, k)
-    if call.gate is None:
-        dg, dA_log, ddt_bias = dlog, None, None
-    else:
-        dg, dA_log, ddt_bias = gate_backward(call.gate, dlog, call.g, call.A_log, call.dt_bias)
-    return Gradients(
-        q=dq.to(call.q.dtype),
-        k=dk.to(call.k.dtype),
-        v=(grad.w * write * per_norm).to(call.v.dtype),
-        g=dg.to(call.g.dtype),
-        beta=None if dbeta is None or call.beta is None else dbeta.to(call.beta.dtype),
-        A_log=dA_log,
-        dt_bias=ddt_bias,
-        erase=None if call.erase is None else derase.to(call.erase.dtype),
-        write=None if call.write is None else dwrite.to(call.write.dtype),
-        initial_state=None
-        if call.initial_state is None or dstate is None
-        else dstate.to(call.initial_state.dtype),
-    )
+        dq = dq.mul_(call.scale)
+    dg, dA_log, ddt_bias = dlog, None, None
+    if call.gate is not None:
+        dg, dA_log, ddt_bias = gate_backward(call.gate, dlog, raw.g, call.A_log, call.dt_bias, head_axis=-3)
+    return Raw(dq, dk, dx.w * write, dg, dbeta, None, derase, dwrite), dA_log, ddt_bias

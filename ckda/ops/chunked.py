@@ -8,32 +8,40 @@ that starts from S
 
 Gamma_i / Gamma_j is never a quotient. For i in the right and j in the left half of a block it is P_i Q_j, with P_i the
 product of alpha from the middle to i and Q_j the product from j + 1 to the middle. Halves of halves give every pair
-(i, j) exactly once, as one small matrix product per block: `_decays` builds all P and Q by multiplications alone. So
+(i, j) exactly once, as one small matrix product per block: `_climb` builds all P and Q by multiplications alone. So
 no factor exceeds one, alpha = 0 and alpha = +-1 are exact, signs cost nothing (app:gauge), nothing overflows
 however strong the decay, and the gradient of log|alpha_t| is a sum over exactly those pairs that span t: no cancellation.
 
 Legend of axes: R = B * HV rows, NC chunks, C chunk, M = R * NC, K key width, V value width, h half a block.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ckda.ops.call import Call, Gradients, Prepared, _expand_heads, prepare, prepare_backward
+from ckda.ops.call import Call, Gradients, Norms, Prepared, Raw, prepare, prepare_backward
 
 __all__ = ["backward", "forward", "saved_like"]
 
 MAX_CHUNK = 64
+SMALL_HEAD, SMALL_CHUNK = 32, 16  # where C x C matrices would outweigh the tensors they are made from
 _BASE = 16  # diagonal blocks inverted by forward substitution; larger ones are merged
 
 
-def chunk_size(T: int) -> int:
-    """C: 64, or the power of two that holds a shorter sequence. It depends on T alone, so batching changes no bit."""
-    return min(MAX_CHUNK, 1 << (T - 1).bit_length())
+def chunk_size(T: int, K: int, V: int) -> int:
+    """C: 64, 16 for small heads, or the power of two that holds a shorter sequence. Never by B or H: batching changes no bit."""
+    return min(SMALL_CHUNK if max(K, V) <= SMALL_HEAD else MAX_CHUNK, 1 << (T - 1).bit_length())
 
 
 # Layout: [B, T, HV, D] <-> [R, NC, C, D] -----------------------------------------------------------------------------
+
+
+def _num_chunks(call: Call, C: int) -> int:
+    """NC; for packed sequences as many as could ever be needed, known without reading cu_seqlens (no synchronisation)."""
+    T = call.q.shape[1]
+    return -(-T // C) if call.cu_seqlens is None else T // C + call.num_sequences
 
 
 class _Layout:
@@ -41,15 +49,13 @@ class _Layout:
 
     def __init__(self, call: Call):
         self.B, self.T, self.HV = call.v.shape[:3]
-        self.C = chunk_size(self.T)
+        self.C = chunk_size(self.T, call.q.shape[-1], call.v.shape[-1])
+        self.NC = _num_chunks(call, self.C)
         self.packed = call.cu_seqlens is not None
         if call.cu_seqlens is None:
-            self.NC = -(-self.T // self.C)
             return
-        # As many chunk slots as could ever be needed: known without reading cu_seqlens, so there is no synchronisation
         cu, device = call.cu_seqlens.long(), call.q.device
         N = cu.numel() - 1
-        self.NC = self.T // self.C + N
         count = (cu.diff() + self.C - 1) // self.C  # [N] chunks of each sequence
         ends = count.cumsum(0)
         starts = ends - count
@@ -62,23 +68,30 @@ class _Layout:
         owner = torch.searchsorted(cu[1:], token, right=True).clamp_max(N - 1)
         self.place = starts[owner] * self.C + token - cu[owner]  # [T] where token t lies among the NC * C places
 
-    def split(self, x: Tensor, pad: float = 0.0) -> Tensor:
-        """[B, T, HV, D] -> [R, NC, C, D], contiguous, padded."""
+    def split(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """[B, T, HV, D] -> [B, HV, NC * C, D] in `dtype`, contiguous, padded with zeros."""
         B, T, HV, D = x.shape
-        out = x.new_empty(B, HV, self.NC * self.C, D)
+        out = x.new_empty(B, HV, self.NC * self.C, D, dtype=dtype)
         if self.packed:
-            out.fill_(pad)
-            out[0, :, self.place] = x[0].transpose(0, 1)
+            out.zero_()[0, :, self.place] = x[0].transpose(0, 1).to(dtype)
         else:
             out[:, :, :T] = x.transpose(1, 2)
-            out[:, :, T:] = pad
-        return out.view(B * HV, self.NC, self.C, D)
+            out[:, :, T:] = 0
+        return out
 
-    def join(self, x: Tensor) -> Tensor:
-        """[R, NC, C, D] -> [B, T, HV, D]."""
-        x = x.view(self.B, self.HV, self.NC * self.C, -1)
+    def join(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """[B, HV, NC * C, D] -> [B, T, HV, D] in `dtype`, contiguous."""
         x = x[:, :, self.place] if self.packed else x[:, :, : self.T]
-        return x.transpose(1, 2)
+        return x.transpose(1, 2).to(dtype, memory_format=torch.contiguous_format)
+
+    def fill_padding(self, x: Tensor, value: float) -> Tensor:
+        """Set [B, HV, NC * C, D] where no token lies, in place: alpha = 1 there makes the transition the identity."""
+        if self.packed:
+            free = torch.ones(self.NC * self.C, dtype=torch.bool, device=x.device)
+            free[self.place] = False
+            return x.masked_fill_(free[:, None], value)
+        x[:, :, self.T :] = value
+        return x
 
     def final(self, states: Tensor, initial: Tensor) -> Tensor:
         """States after each chunk [R, NC, K, V] -> one per sequence [N, HV, K, V]; an empty one keeps its initial state."""
@@ -120,19 +133,24 @@ class _Level(NamedTuple):
     Q: Tensor  #: [M, C / 2h, h, K]
 
 
-def _decays(alpha: Tensor) -> tuple[list[_Level], Tensor, Tensor]:
-    """All levels, and for the whole chunk P [M, C, K] from its start and Q [M, C, K] to its end."""
-    P, Q = alpha.clone(), torch.ones_like(alpha)
-    levels = []
+def _climb(P: Tensor, Q: Tensor) -> Iterator[_Level]:
+    """The levels from pairs of tokens upwards, as views of P [M, C, K] (alpha at first) and Q (ones at first).
+
+    After the last level P holds the products from the chunk's start and Q those to its end.
+    """
     h = 1
-    while h < alpha.shape[1]:
+    while h < P.shape[1]:
         (P_left, P_right), (Q_left, _) = _halves(P, h), _halves(Q, h)
-        levels.append(_Level(h, P_right.clone(), Q_left.clone()))
-        right_total = levels[-1].P[:, :, -1:]
+        yield _Level(h, P_right, Q_left)
+        Q_left *= P_right[:, :, -1:]
         P_right *= P_left[:, :, -1:]
-        Q_left *= right_total
         h *= 2
-    return levels, P, Q
+
+
+def _decays(alpha: Tensor) -> tuple[list[_Level], Tensor, Tensor]:
+    """All levels as copies, and P and Q of the whole chunk."""
+    P, Q = alpha.clone(), torch.ones_like(alpha)
+    return [_Level(level.h, level.P.clone(), level.Q.clone()) for level in _climb(P, Q)], P, Q
 
 
 class _Pairs(NamedTuple):
@@ -151,16 +169,18 @@ def _pairs(level: _Level, q: Tensor, k: Tensor, a: Tensor) -> _Pairs:
     return _Pairs(rows.view(-1, 2 * h, K), columns.view(-1, h, K))
 
 
-def _scores(levels: list[_Level], q: Tensor, k: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-    """[M, C, C] each: q_i^T (Gamma_i / Gamma_j) k_j for j <= i, and a_i^T (Gamma_i / Gamma_j) k_j for j < i."""
+def _scores(q: Tensor, k: Tensor, a: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """[M, C, C] each: q_i^T (Gamma_i / Gamma_j) k_j for j <= i, a_i^T (Gamma_i / Gamma_j) k_j for j < i; P and Q."""
     M, C, _ = q.shape
-    A = q.new_zeros(2, M, C, C)
-    for level in levels:
+    scores = q.new_empty(2, M, C, C)
+    scores[0].zero_()  # of the second only the strict lower triangle is ever read
+    P, Q = alpha.clone(), torch.ones_like(alpha)
+    for level in _climb(P, Q):
         rows, columns = _pairs(level, q, k, a)
-        scores = torch.bmm(rows, columns.mT).view(M, -1, 2, level.h, level.h)
-        _block(A, level.h).copy_(scores.permute(2, 0, 1, 3, 4))
-    A[0].diagonal(dim1=-2, dim2=-1).copy_((q * k).sum(-1))
-    return A[0], A[1]
+        block = torch.bmm(rows, columns.mT).view(M, -1, 2, level.h, level.h)
+        _block(scores, level.h).copy_(block.permute(2, 0, 1, 3, 4))
+    torch.linalg.vecdot(q, k, out=scores[0].diagonal(dim1=-2, dim2=-1))
+    return scores[0], scores[1], P, Q
 
 
 def _inverse(A: Tensor) -> Tensor:
@@ -190,7 +210,7 @@ def _enter(layout: _Layout, S: Tensor, initial: Tensor, c: int) -> Tensor:
     return torch.where(layout.first[c], initial[layout.sequence[c]], S)
 
 
-class _Chunks(NamedTuple):
+class _Carry(NamedTuple):
     """Everything the state pass reads, [R, NC, C, .] each."""
 
     U: Tensor  #: (I + A)^-1 w
@@ -199,10 +219,10 @@ class _Chunks(NamedTuple):
     total: Tensor  #: [R, NC, K, 1] decay of the whole chunk
 
 
-def _state_pass(layout: _Layout, x: _Chunks, initial: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _state_pass(layout: _Layout, x: _Carry, initial: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """u [R, NC, C, V], the states at each chunk's start [R, NC, K, V], and the final states [N, HV, K, V]."""
     R, NC, _, K = x.kQ.shape
-    states = x.U.new_empty(R, NC + 1, K, x.U.shape[-1])
+    states = x.U.new_empty(R, NC, K, x.U.shape[-1])
     u = torch.empty_like(x.U)
     S = initial[0] if layout.packed else initial.flatten(0, 1)
     after = []
@@ -214,18 +234,18 @@ def _state_pass(layout: _Layout, x: _Chunks, initial: Tensor) -> tuple[Tensor, T
         if layout.packed:
             after.append(S)
     final = layout.final(torch.stack(after, 1), initial) if layout.packed else S.unflatten(0, (layout.B, layout.HV))
-    return u, states[:, :NC], final
+    return u, states, final
 
 
 def _reverse_state_pass(
-    layout: _Layout, x: _Chunks, du: Tensor, dS_local: Tensor, dfinal: Tensor
+    layout: _Layout, x: _Carry, dS_local: Tensor, dfinal: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The adjoint of :func:`_state_pass`: du completed, gradients of the states after each chunk, of the initial ones."""
+    """The adjoint of :func:`_state_pass`, with x.U the local part of du: du completed, gradients of the states after each chunk, of the initial ones."""
     NC = layout.NC
     dafter = torch.empty_like(dS_local)
     dbefore = torch.empty_like(dS_local)
     dS = torch.zeros_like(dS_local[:, 0]) if layout.packed else dfinal.flatten(0, 1)
-    du = du.clone()
+    du = x.U.clone()
     for c in reversed(range(NC)):
         if layout.packed:
             dS = torch.where(layout.last[c], dfinal[layout.sequence[c]], dS)
@@ -242,11 +262,17 @@ def _reverse_state_pass(
 # Forward and backward ------------------------------------------------------------------------------------------------
 
 
-def _split(call: Call, layout: _Layout) -> Prepared:
-    """The prepared tensors as chunks [R, NC, C, .]; padding is the identity transition that writes nothing."""
-    x = prepare(call)
-    q, k = (layout.split(_expand_heads(y, call.group)) for y in (x.q, x.k))
-    return Prepared(q, k, layout.split(x.a), layout.split(x.w), layout.split(x.alpha, pad=1.0))
+def _raw(call: Call, layout: _Layout) -> Raw:
+    def split(x: Tensor | None) -> Tensor | None:
+        return None if x is None else layout.split(x, call.state_dtype)
+
+    beta = None if call.beta is None else call.beta.unsqueeze(-1)
+    return Raw(*map(split, (call.q, call.k, call.v, call.g, beta, call.sign, call.erase, call.write)))  # type: ignore[arg-type]
+
+
+def _chunks(x: Tensor, C: int) -> Tensor:
+    """[B, HV, NC * C, D] -> [M, C, D], a view."""
+    return x.view(-1, C, x.shape[-1])
 
 
 def _stateless(call: Call, layout: _Layout) -> bool:
@@ -254,112 +280,178 @@ def _stateless(call: Call, layout: _Layout) -> bool:
     return layout.NC == 1 and call.initial_state is None
 
 
+class _Saved(NamedTuple):
+    """What :func:`forward` leaves for :func:`backward`."""
+
+    q: Tensor  #: [M, C, K], as :class:`Prepared`
+    k: Tensor  #: [M, C, K]
+    a: Tensor  #: [M, C, K]
+    v: Tensor  #: [M, C, V]
+    alpha: Tensor  #: [M, C, K]
+    scores: Tensor  #: [M, C, C]
+    inverse: Tensor  #: [M, C, C]
+    u: Tensor  #: [M, C, V]
+    states: Tensor  #: [B * HV, NC, K, V] at each chunk's start; NC = 0 where none is carried
+    q_norm: Tensor  #: [B, H, NC * C, 1], as :class:`Norms`; empty without normalisation
+    k_norm: Tensor
+    excess: Tensor  #: [B, HV, NC * C, 1]
+
+
 def saved_like(call: Call) -> list[Tensor]:
-    """Empty tensors of the shapes that :func:`forward` saves: scores, inverse, u, states."""
-    layout_C = chunk_size(call.q.shape[1])
-    B, T, HV, V = call.v.shape
-    NC = -(-T // layout_C) if call.cu_seqlens is None else T // layout_C + call.num_sequences
-    like = {"dtype": call.state_dtype, "device": call.v.device}
-    M, K = B * HV * NC, call.q.shape[-1]
-    square = torch.empty(M, layout_C, layout_C, **like)
+    """Empty tensors of the shapes that :func:`forward` saves."""
+    B, T, H, K = call.q.shape
+    HV, V = call.v.shape[2:]
+    C = chunk_size(T, K, V)
+    NC = _num_chunks(call, C)
+    M = B * HV * NC
     carried = NC > 1 or call.initial_state is not None
-    states = torch.empty(B * HV, NC if carried else 0, K, V, **like)
-    return [square, torch.empty_like(square), torch.empty(B * HV, NC, layout_C, V, **like), states]
+    norm = (B, H, NC * C, 1) if call.normalize_qk else (0,)
+    excess = (B, HV, NC * C, 1) if call.normalize_qk else (0,)
+    keys, values, square = (M, C, K), (M, C, V), (M, C, C)
+    states = (B * HV, NC if carried else 0, K, V)
+    shapes = _Saved(keys, keys, keys, values, keys, square, square, values, states, norm, norm, excess)  # type: ignore[arg-type]
+    return [torch.empty(shape, dtype=call.state_dtype, device=call.v.device) for shape in shapes]  # type: ignore[call-overload]
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor, list[Tensor]]:
     """o [B, T, HV, V], the final state [N, HV, K, V], and what :func:`backward` reads again."""
     layout = _Layout(call)
-    x = _split(call, layout)
-    R, NC, C, K = x.q.shape
-    q, k, a, alpha = (y.flatten(0, 1) for y in (x.q, x.k, x.a, x.alpha))
-    levels, P, Q = _decays(alpha)
-    scores, A = _scores(levels, q, k, a)
-    del levels
+    C, NC = layout.C, layout.NC
+    raw = _raw(call, layout)
+    x, norms = prepare(call, raw)
+    layout.fill_padding(x.alpha, 1.0)
+    q, k, a, w, alpha = (_chunks(y, C) for y in x)
+    scores, A, P, Q = _scores(q, k, a, alpha)
     inverse = _inverse(A)
-    U = (inverse @ x.w.flatten(0, 1)).view(R, NC, C, -1)
+    u = inverse @ w
+    rows = (layout.B * layout.HV, NC)
     if _stateless(call, layout):
-        u, states = U, U.new_empty(R, 0, K, U.shape[-1])
-        o = scores @ u.flatten(0, 1)
+        states = u.new_empty(rows[0], 0, q.shape[-1], u.shape[-1])
+        o = scores @ u
         final = call.zero_state()
         if call.output_final_state:
-            final = ((k * Q).mT @ u.flatten(0, 1)).unflatten(0, (layout.B, layout.HV))
+            final = ((k * Q).mT @ u).unflatten(0, (layout.B, layout.HV))
     else:
-        chunks = _Chunks(U, (inverse @ (a * P)).view_as(x.a), (k * Q).view_as(x.k), P[:, -1].view(R, NC, K, 1))
-        initial = call.zero_state() if call.initial_state is None else call.initial_state.to(call.state_dtype)
-        u, states, final = _state_pass(layout, chunks, initial)
-        o = torch.baddbmm(scores @ u.flatten(0, 1), q * P, states.flatten(0, 1))
-    return layout.join(o).to(call.v.dtype), final, [scores, inverse, u, states]
+        carry = _Carry(*(y.unflatten(0, rows) for y in (u, inverse @ (a * P), k * Q, P[:, -1].unsqueeze(-1))))
+        u, states, final = _state_pass(layout, carry, call.start_state())
+        u = u.flatten(0, 1)
+        o = torch.baddbmm(scores @ u, q * P, states.flatten(0, 1))
+    o = layout.join(o.view(layout.B, layout.HV, NC * C, -1), call.v.dtype)
+    kept = norms if norms is not None else [u.new_empty(0) for _ in range(3)]
+    return o, final, [*_Saved(q, k, a, _chunks(raw.v, C), alpha, scores, inverse, u, states, *kept)]
 
 
 def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None) -> Gradients:
     """Gradients of everything :class:`Gradients` names, from do [B, T, HV, V] and dfinal [N, HV, K, V] or None."""
-    scores, inverse, u, states = saved
+    x = _Saved(*saved)
     layout = _Layout(call)
-    x = _split(call, layout)
-    R, NC, C, K = x.q.shape
-    q, k, a, alpha = (y.flatten(0, 1) for y in (x.q, x.k, x.a, x.alpha))
-    do = layout.split(do.to(call.state_dtype)).flatten(0, 1)
-    u = u.flatten(0, 1)
-    levels, P, Q = _decays(alpha)
-    du = scores.mT @ do
-    dstate = None
+    do = _chunks(layout.split(do, call.state_dtype), layout.C)
+    levels, P, Q = _decays(x.alpha)
+    du = x.scores.mT @ do
     if _stateless(call, layout):
-        dq, dk, da, p, qq = (torch.zeros_like(q) for _ in range(5))
-        if dfinal is not None:
-            kQ, dS = k * Q, dfinal.to(du.dtype).flatten(0, 1)
-            du = torch.baddbmm(du, kQ, dS)
-            dkQ = u @ dS.mT
-            dk.addcmul_(dkQ, Q)
-            qq.addcmul_(dkQ, kQ)
-        r = inverse.mT @ du
+        r, dq, dk, da, p, s, dstate = *_stateless_backward(x, Q, du, dfinal), None
     else:
-        qP, aP, kQ = q * P, a * P, k * Q
-        S = states.flatten(0, 1)
-        chunks = _Chunks(du, (inverse @ aP).view_as(x.a), kQ.view_as(x.k), P[:, -1].view(R, NC, K, 1))
-        dlast = call.zero_state() if dfinal is None else dfinal.to(du.dtype)
-        du, dafter, dstate = _reverse_state_pass(
-            layout, chunks, du.view(R, NC, C, -1), (qP.mT @ do).view_as(states), dlast
-        )
-        r = inverse.mT @ du.flatten(0, 1)
-        dafter = dafter.flatten(0, 1)
-        dqP, daP, dkQ = do @ S.mT, (r @ S.mT).neg_(), u @ dafter.mT
-        dq, da, dk = dqP * P, daP * P, dkQ * Q
-        p, qq = (qP * dqP).addcmul_(aP, daP), kQ * dkQ
-        p[:, -1] += (dafter * S).sum(-1) * P[:, -1]
-    dscores, dA = do @ u.mT, (r @ u.mT).neg_()
+        r, dq, dk, da, p, s, dstate = _carried_backward(call, layout, x, P, Q, du, do, dfinal)
+    dscores, dA = do @ x.u.mT, (r @ x.u.mT).neg_()
     diagonal = dscores.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
-    dq.addcmul_(diagonal, k)
-    dk.addcmul_(diagonal, q)
-    dlog = _levels_backward(levels, q, k, a, dscores, dA, (dq, dk, da), p, qq)
-    join = lambda y: layout.join(y.view(R, NC, C, -1))  # noqa: E731
-    grad = Prepared(join(dq), join(dk), join(da), join(r), dlog)
-    return prepare_backward(call, grad, join(dlog), dstate)
+    dq.addcmul_(diagonal, x.k)
+    dk.addcmul_(diagonal, x.q)
+    dlog = _levels_backward(levels, x, dscores, dA, (dq, dk, da), p, s)
+    return _finish(call, layout, x, (dq, dk, da, r, dlog), dstate)
+
+
+def _finish(
+    call: Call, layout: _Layout, x: _Saved, dx: tuple[Tensor, ...], dstate: Tensor | None
+) -> Gradients:
+    """From gradients of the prepared chunks to gradients of the call."""
+
+    def heads(y: Tensor) -> Tensor:
+        return y.view(layout.B, layout.HV, layout.NC * layout.C, -1)
+
+    def split(y: Tensor | None) -> Tensor | None:
+        return None if y is None else layout.split(y, call.state_dtype)
+
+    def join(y: Tensor | None, like: Tensor | None) -> Tensor | None:
+        return None if y is None or like is None else layout.join(y, like.dtype)
+
+    beta = None if call.beta is None else call.beta.unsqueeze(-1)
+    g = call.g if call.gate is None else layout.split(call.g, call.state_dtype)
+    raw = Raw(x.q, x.k, heads(x.v), g, split(beta), None, split(call.erase), split(call.write))
+    prepared = Prepared(heads(x.q), heads(x.k), heads(x.a), raw.v, heads(x.alpha))
+    norms = Norms(x.q_norm, x.k_norm, x.excess) if call.normalize_qk else None
+    grads = Prepared(*map(heads, dx))
+    layout.fill_padding(grads.alpha, 0.0)
+    draw, dA_log, ddt_bias = prepare_backward(call, raw, prepared, norms, grads, grads.alpha)
+    dbeta = join(draw.beta, call.beta)
+    return Gradients(
+        q=layout.join(draw.q, call.q.dtype),
+        k=layout.join(draw.k, call.k.dtype),
+        v=layout.join(draw.v, call.v.dtype),
+        g=layout.join(draw.g, call.g.dtype),
+        beta=None if dbeta is None else dbeta.squeeze(-1),
+        A_log=dA_log,
+        dt_bias=ddt_bias,
+        erase=join(draw.erase, call.erase),
+        write=join(draw.write, call.write),
+        initial_state=None
+        if call.initial_state is None or dstate is None
+        else dstate.to(call.initial_state.dtype),
+    )
+
+
+_Parts = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def _stateless_backward(x: _Saved, Q: Tensor, du: Tensor, dfinal: Tensor | None) -> _Parts:
+    """What does not pass through the scores: r = (I + A)^-T du, dq, dk, da, and the gradients of log P and log Q."""
+    dq, dk, da, p, s = (torch.zeros_like(x.k) for _ in range(5))
+    if dfinal is not None:
+        kQ, dS = x.k * Q, dfinal.to(du.dtype).flatten(0, 1)
+        du = torch.baddbmm(du, kQ, dS)
+        dkQ = x.u @ dS.mT
+        dk, s = dkQ * Q, dkQ * kQ
+    return x.inverse.mT @ du, dq, dk, da, p, s
+
+
+def _carried_backward(
+    call: Call, layout: _Layout, x: _Saved, P: Tensor, Q: Tensor, du: Tensor, do: Tensor, dfinal: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """:func:`_stateless_backward` with states carried between chunks, and the gradient of the initial states."""
+    rows = (layout.B * layout.HV, layout.NC)
+    qP, aP, kQ, S = x.q * P, x.a * P, x.k * Q, x.states.flatten(0, 1)
+    carry = _Carry(*(y.unflatten(0, rows) for y in (du, x.inverse @ aP, kQ, P[:, -1].unsqueeze(-1))))
+    dlast = call.zero_state() if dfinal is None else dfinal.to(du.dtype)
+    du, dafter, dstate = _reverse_state_pass(layout, carry, (qP.mT @ do).view_as(x.states), dlast)
+    r = x.inverse.mT @ du.flatten(0, 1)
+    dafter = dafter.flatten(0, 1)
+    dqP, daP, dkQ = do @ S.mT, (r @ S.mT).neg_(), x.u @ dafter.mT
+    p = qP.mul_(dqP).addcmul_(aP, daP)
+    p[:, -1] += torch.linalg.vecdot(dafter, S) * P[:, -1]
+    s = kQ.mul_(dkQ)
+    return r, dqP.mul_(P), dkQ.mul_(Q), daP.mul_(P), p, s, dstate
 
 
 def _levels_backward(
     levels: list[_Level],
-    q: Tensor,
-    k: Tensor,
-    a: Tensor,
+    x: _Saved,
     dscores: Tensor,
     dA: Tensor,
     grads: tuple[Tensor, Tensor, Tensor],
     p: Tensor,
-    qq: Tensor,
+    s: Tensor,
 ) -> Tensor:
     """The adjoint of :func:`_scores` and :func:`_decays`; adds to grads (dq, dk, da) and returns dlog|alpha| [M, C, K].
 
-    p and qq [M, C, K] hold the gradients of log P and log Q, first of the whole chunk, then level by level downwards;
+    p and s [M, C, K] hold the gradients of log P and log Q, first of the whole chunk, then level by level downwards;
     at blocks of one token log P is log|alpha| itself.
     """
     dq, dk, da = grads
     for level in reversed(levels):
         h = level.h
-        rows, columns = _pairs(level, q, k, a)
-        (p_left, p_right), (qq_left, _) = _halves(p, h), _halves(qq, h)
+        rows, columns = _pairs(level, x.q, x.k, x.a)
+        (p_left, p_right), (s_left, _) = _halves(p, h), _halves(s, h)
         p_left[:, :, -1] += p_right.sum(2)
-        p_right[:, :, -1] += qq_left.sum(2)
+        p_right[:, :, -1] += s_left.sum(2)
         dblock = torch.stack((_block(dscores, h), _block(dA, h)), 2).view(-1, 2 * h, h)
         drows = torch.bmm(dblock, columns).view(*level.P.shape[:2], 2, h, -1)
         dcolumns = torch.bmm(dblock.mT, rows).view_as(level.Q)
@@ -368,5 +460,5 @@ def _levels_backward(
             _halves(dx, h)[1].addcmul_(drows[:, :, row], level.P)
             p_right.addcmul_(drows[:, :, row], rows[:, :, row])
         _halves(dk, h)[0].addcmul_(dcolumns, level.Q)
-        qq_left.addcmul_(dcolumns, columns.view_as(level.Q))
+        s_left.addcmul_(dcolumns, columns.view_as(level.Q))
     return p

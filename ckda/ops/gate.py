@@ -5,7 +5,7 @@ the input is, whatever the input's dtype.
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ __all__ = [
     "beta_from_logit",
     "beta_spread",
     "evaluate_gate",
+    "gate_alpha",
     "gate_backward",
     "init_A_log",
     "init_dt_bias",
@@ -47,11 +48,18 @@ class Gate(NamedTuple):
         return alpha if self.sign is None else alpha * self.sign
 
 
-def _per_channel(A_log: Tensor | None, dt_bias: Tensor | None, g: Tensor) -> tuple[Tensor | float, Tensor | float]:
-    """exp(A_log) as [HV, 1] and dt_bias as [HV, K], in g's dtype; 1 and 0 where they are not given."""
-    rate = 1.0 if A_log is None else A_log.to(g.dtype).exp().unsqueeze(-1)
-    bias = 0.0 if dt_bias is None else dt_bias.to(g.dtype).view(g.shape[-2:])
-    return rate, bias
+def _affine(A_log: Tensor | None, dt_bias: Tensor | None, g: Tensor, head_axis: int) -> tuple[Tensor, Tensor]:
+    """rate = exp(A_log) and shift = rate * dt_bias, broadcastable to g, so that u = shift + g * rate."""
+    HV, K = g.shape[head_axis], g.shape[-1]
+    between = (1,) * (-head_axis - 2)
+    rate = g.new_ones(()) if A_log is None else A_log.to(g.dtype).exp().view(HV, *between, 1)
+    if dt_bias is None:
+        return rate, g.new_zeros(())
+    return rate, rate * dt_bias.to(g.dtype).view(HV, *between, K) + 0.0  # + 0.0: no shift is -0.0, so no u is
+
+
+def _wide(g: Tensor) -> Tensor:
+    return g if g.dtype == torch.float64 else g.float()
 
 
 def _log_signed(u: Tensor) -> Tensor:
@@ -61,7 +69,9 @@ def _log_signed(u: Tensor) -> Tensor:
     return torch.where(u.abs() > 1, far, near)
 
 
-def evaluate_gate(gate: str, g: Tensor, A_log: Tensor | None = None, dt_bias: Tensor | None = None) -> Gate:
+def evaluate_gate(
+    gate: str, g: Tensor, A_log: Tensor | None = None, dt_bias: Tensor | None = None, head_axis: int = -2
+) -> Gate:
     """The gate named `gate` on the raw projection g, with ``u = exp(A_log) * (g + dt_bias)`` (app:gauge).
 
     ========  =============================================================  ==================================
@@ -71,7 +81,7 @@ def evaluate_gate(gate: str, g: Tensor, A_log: Tensor | None = None, dt_bias: Te
     ========  =============================================================  ==================================
 
     Args:
-        g: [B, T, HV, K] (any leading axes) raw projection.
+        g: [B, T, HV, K] (any leading axes) raw projection; with head_axis=-3 it is [B, HV, T, K].
         A_log: [HV] log rate. dt_bias: [HV * K], head-major.
 
     Example:
@@ -79,20 +89,38 @@ def evaluate_gate(gate: str, g: Tensor, A_log: Tensor | None = None, dt_bias: Te
         >>> gate.alpha().round(decimals=4)
         tensor([[-1.0000,  0.0067,  1.0000]])
     """
-    g = g if g.dtype == torch.float64 else g.float()
-    rate, bias = _per_channel(A_log, dt_bias, g)
+    g = _wide(g)
+    rate, shift = _affine(A_log, dt_bias, g, head_axis)
+    u = torch.addcmul(shift, g, rate)
     if gate == "signed":
-        u = rate * (g + bias)
-        return Gate(_log_signed(u), torch.where(u < 0, -1, 1).to(torch.int8))
+        return Gate(_log_signed(u), 1 - 2 * (u < 0).to(torch.int8))
     if gate == "sigmoid":
-        return Gate(-5 * torch.sigmoid(rate * (g + bias)), None)
+        return Gate(-5 * torch.sigmoid(u), None)
     if gate == "softplus":
-        return Gate(-rate * softplus(g + bias), None)
+        return Gate(-rate * softplus(u / rate), None)
     raise ValueError(f"gate is {gate!r}; it may be one of {', '.join(map(repr, GATES))}")
 
 
+def gate_alpha(
+    gate: str, g: Tensor, A_log: Tensor | None = None, dt_bias: Tensor | None = None, head_axis: int = -2
+) -> Tensor:
+    """The signed gate itself, ``evaluate_gate(...).alpha()`` to rounding, without the detour over its logarithm.
+
+    Example:
+        >>> gate_alpha("signed", torch.tensor([[-30.0, -0.0, 30.0]])).round(decimals=4)
+        tensor([[-1.0000,  0.0067,  1.0000]])
+    """
+    if gate != "signed":
+        return evaluate_gate(gate, g, A_log, dt_bias, head_axis).log.exp()
+    g = _wide(g)
+    rate, shift = _affine(A_log, dt_bias, g, head_axis)
+    u = torch.addcmul(shift, g, rate)
+    s = torch.sigmoid(torch.copysign(u, -1))  # sigmoid(-|u|) keeps the digits of 1 - |alpha|
+    return torch.copysign(torch.rsub(s, 1, alpha=2 * (1 - EPS)), u)
+
+
 def gate_backward(
-    gate: str, dlog: Tensor, g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None
+    gate: str, dlog: Tensor, g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, head_axis: int = -2
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The gradients of :func:`evaluate_gate`, by hand: (dg, dA_log, ddt_bias), None where the argument is None.
 
@@ -100,25 +128,25 @@ def gate_backward(
         dlog: [B, T, HV, K] gradient with respect to log|alpha|; the others as in :func:`evaluate_gate`.
     """
     g = g.to(dlog.dtype)
-    rate, bias = _per_channel(A_log, dt_bias, g)
-    x = g + bias
+    rate, shift = _affine(A_log, dt_bias, g, head_axis)
+    u = torch.addcmul(shift, g, rate)
     if gate == "signed":
-        u = rate * x
-        slope = torch.sigmoid(u) * torch.sigmoid(-u)
-        du = dlog * u.sign() * (2 * (1 - EPS)) * slope / (EPS + (1 - EPS) * torch.tanh(u / 2).abs())
-        dg, dA = du * rate, du * u
+        # d log|alpha| / du = sign(u) 2 (1 - eps) s (1 - s) / |alpha|, s = sigmoid(-|u|)
+        s = torch.sigmoid(torch.copysign(u, -1))
+        du = torch.addcmul(s, s, s, value=-1).div_(s.neg_().add_(0.5 / (1 - EPS))).mul_(dlog).mul_(u.sign())
     elif gate == "sigmoid":
-        u = rate * x
-        du = dlog * (-5 * torch.sigmoid(u) * torch.sigmoid(-u))
-        dg, dA = du * rate, du * u
+        s = torch.sigmoid(u)
+        du = torch.addcmul(s, s, s, value=-1).mul_(dlog).mul_(-5)
     else:
-        dg, dA = dlog * -rate * torch.sigmoid(x), dlog * -rate * softplus(x)
-    leading = tuple(range(g.dim() - 2))
-    return (
-        dg,
-        None if A_log is None else dA.sum((*leading, -1)).to(A_log.dtype),
-        None if dt_bias is None else dg.sum(leading).flatten().to(dt_bias.dtype),
-    )
+        x = u / rate
+        du = torch.sigmoid(x).mul_(dlog).neg_()
+    dg = du * rate
+    others = tuple(axis for axis in range(g.dim()) if axis not in (g.dim() + head_axis, g.dim() - 1))
+    dA_log = None
+    if A_log is not None:
+        dlog_rate = -rate * softplus(x) * dlog if gate == "softplus" else du * u
+        dA_log = dlog_rate.sum((*others, -1)).to(A_log.dtype)
+    return dg, dA_log, None if dt_bias is None else dg.sum(others).flatten().to(dt_bias.dtype)
 
 
 def beta_from_logit(logit: Tensor, beta_range: int) -> Tensor:
