@@ -196,7 +196,9 @@ def complex_kda_step(
     """
     for name in ("initial_state", "output_final_state", "cu_seqlens"):
         if name in options:
-            raise ValueError(f"{name} is given to complex_kda_step; it must not be: one token goes from `state` to the next")
+            raise ValueError(
+                f"{name} is given to complex_kda_step; it must not be: one token goes from `state` to the next"
+            )
     for name, x, rank in (("q", q, 3), ("k", k, 3), ("v", v, 3), ("g", g, 3), ("state", state, 4)):
         if x.dim() != rank:
             raise ValueError(f"the rank of {name} is {x.dim()} (shape {list(x.shape)}); it must be {rank} in one step")

@@ -74,21 +74,27 @@ class Raw(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What the recurrence ``S_t = (I - k a^T) Diag(alpha) S_{t-1} + k w^T, o_t = S_t^T q`` reads, one row a value head."""
+    """What the recurrence reads, one row a value head: with the prediction error y_t,
+
+    ``y_t = (w_t - (Diag(alpha_t) S_{t-1})^T a_t) / norm2_t``, ``S_t = Diag(alpha_t) S_{t-1} + rate_t k_t y_t^T``,
+    ``o_t = S_t^T q_t``. CKDA is a = k, w = v, rate = beta, and norm2 = |k|^2 of the normalised key as rounded (1 without
+    normalisation): the division keeps beta = 2 a reflection. Separate gates are a = erase * k, w = write * v, rate = 1.
+    """
 
     q: Tensor  #: [B, HV, T, K] scaled query
     k: Tensor  #: [B, HV, T, K] key
-    a: Tensor  #: [B, HV, T, K] erase key: beta k, or erase * k
-    w: Tensor  #: [B, HV, T, V] write value: beta v, or write * v
+    a: Tensor  #: [B, HV, T, K] erase key
+    w: Tensor  #: [B, HV, T, V] write value
     alpha: Tensor  #: [B, HV, T, K] signed gate
+    rate: Tensor  #: [B, HV, T, 1]
+    norm2: Tensor  #: [B, HV, T, 1], float64 where the device has it
 
 
 class Norms(NamedTuple):
-    """What normalisation leaves for the backward pass."""
+    """What normalisation leaves for the backward pass: the inverse norms of q and k, zero for a zero vector."""
 
-    q: Tensor  #: [B, H, T, 1] 1 / |q|, zero for a zero vector
-    k: Tensor  #: [B, H, T, 1] 1 / |k|
-    excess: Tensor  #: [B, HV, T, 1] 1 / |k_rounded|^2 - 1
+    q: Tensor  #: [B, H, T, 1]
+    k: Tensor  #: [B, H, T, 1]
 
 
 class Gradients(NamedTuple):
@@ -112,11 +118,15 @@ def _inverse_norm(x: Tensor) -> Tensor:
     return torch.where(norm > 0, norm, torch.inf).reciprocal()
 
 
-def _excess(k: Tensor) -> Tensor:
-    """1 / |k|^2 - 1 of the rounded unit key, [..., 1]; 0 for a zero key. Summed in float64, for it is of rounding size."""
-    norm = torch.linalg.vector_norm(k.detach().double(), dim=-1, keepdim=True)
-    norm = torch.where(norm > 0, norm, 1)
-    return ((1 - norm) * (1 + norm) / (norm * norm)).to(k.dtype)
+def _norm2(k: Tensor) -> Tensor:
+    """|k|^2 of the rounded unit key, [..., 1], in float64, for it differs from 1 by a rounding error; 1 for a zero key."""
+    norm2 = torch.linalg.vector_norm(k.detach().to(wide_dtype(k.device)), dim=-1, keepdim=True).square()
+    return torch.where(norm2 > 0, norm2, 1)
+
+
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """float64 where the device has it: what is repeated at every step must not be off in the same direction each time."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _expand_heads(x: Tensor, group: int) -> Tensor:
@@ -128,36 +138,29 @@ def _sum_groups(dx: Tensor, group: int) -> Tensor:
     return dx if group == 1 else dx.unflatten(1, (-1, group)).sum(2)
 
 
-def _rates(call: Call, raw: Raw) -> tuple[Tensor, Tensor]:
-    """The erase and the write gate, broadcastable over [B, HV, T, .]: both are beta unless they are given."""
-    if raw.erase is not None and raw.write is not None:
-        return raw.erase, raw.write
+def _beta(call: Call, raw: Raw) -> Tensor:
     assert raw.beta is not None
-    beta = raw.beta if call.beta_range is None else beta_from_logit(raw.beta, call.beta_range)
-    return beta, beta
+    return raw.beta if call.beta_range is None else beta_from_logit(raw.beta, call.beta_range)
 
 
 def prepare(call: Call, raw: Raw) -> tuple[Prepared, Norms | None]:
     """Norm, gate, learning rate and scale; differentiable."""
-    erase, write = _rates(call, raw)
-    norms = None
+    q, k, norms = raw.q * call.scale, raw.k, None
+    norm2 = torch.ones((), dtype=wide_dtype(k.device), device=k.device).expand(*raw.v.shape[:-1], 1)
     if call.normalize_qk:
-        q_inverse, k_inverse = _inverse_norm(raw.q), _inverse_norm(raw.k)
-        q, k = raw.q * (q_inverse * call.scale), raw.k * k_inverse
-        excess = _expand_heads(_excess(k), call.group)
-        k = _expand_heads(k, call.group)
-        # beta / |k|^2, its excess over beta added to the product: rounded into beta it would drift alike at every step
-        a = torch.addcmul(erase * k, erase * excess, k)
-        w = torch.addcmul(write, write, excess) * raw.v
-        norms = Norms(q_inverse, k_inverse, excess)
+        norms = Norms(_inverse_norm(raw.q), _inverse_norm(raw.k))
+        q, k = raw.q * (norms.q * call.scale), raw.k * norms.k
+        norm2 = _expand_heads(_norm2(k), call.group)
+    q, k = _expand_heads(q, call.group), _expand_heads(k, call.group)
+    if raw.erase is not None and raw.write is not None:
+        a, w, rate = raw.erase * k, raw.write * raw.v, torch.ones_like(raw.v[..., :1])
     else:
-        q, k = raw.q * call.scale, _expand_heads(raw.k, call.group)
-        a, w = erase * k, write * raw.v
+        a, w, rate = k, raw.v, _beta(call, raw)
     if call.gate is not None:
         alpha = gate_alpha(call.gate, raw.g, call.A_log, call.dt_bias, head_axis=-3)
     else:
         alpha = raw.g.exp() if raw.sign is None else raw.g.exp() * raw.sign
-    return Prepared(_expand_heads(q, call.group), k, a, w, alpha), norms
+    return Prepared(q, k, a, w, alpha, rate, norm2), norms
 
 
 def _norm_backward(dy: Tensor, y: Tensor, inverse: Tensor, length: float = 1.0) -> Tensor:
@@ -166,47 +169,33 @@ def _norm_backward(dy: Tensor, y: Tensor, inverse: Tensor, length: float = 1.0) 
     return dy.addcmul_(y, along, value=-1).mul_(inverse * length)
 
 
-def _rates_backward(
-    call: Call, raw: Raw, x: Prepared, dx: Prepared, norms: Norms | None
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """(dbeta, derase, dwrite), None where they are not given."""
-    if raw.erase is not None:
-        derase, dwrite = dx.a * x.k, dx.w * raw.v
-        if norms is not None:
-            derase, dwrite = (torch.addcmul(d, d, norms.excess) for d in (derase, dwrite))
-        return None, derase, dwrite
-    assert raw.beta is not None
-    dbeta = (torch.linalg.vecdot(dx.a, x.k) + torch.linalg.vecdot(dx.w, raw.v)).unsqueeze(-1)
-    if norms is not None:
-        dbeta = torch.addcmul(dbeta, dbeta, norms.excess)
-    if call.beta_range is not None:
-        dbeta = dbeta * call.beta_range * torch.sigmoid(raw.beta) * torch.sigmoid(-raw.beta)
-    return dbeta, None, None
-
-
 def prepare_backward(
-    call: Call, raw: Raw, x: Prepared, norms: Norms | None, dx: Prepared, dlog: Tensor
+    call: Call, raw: Raw, x: Prepared, norms: Norms | None, dx: Prepared
 ) -> tuple[Raw, Tensor | None, Tensor | None]:
-    """The gradients of :func:`prepare`, by hand: of `raw` (sign: None), A_log and dt_bias.
+    """The gradients of :func:`prepare`, by hand: of `raw` (sign: None), A_log and dt_bias. Overwrites dx.
 
     Args:
-        raw: of which q and k are not read. x, norms: what :func:`prepare` returned; w and alpha are not read.
-        dx: gradients of x, overwritten. `dx.alpha` is not read, for backends give dlog [B, HV, T, K], the gradient of
-            log|alpha|, which stays finite where alpha is zero.
+        raw: of which q and k are not read. x, norms: what :func:`prepare` returned, of which q and k are read.
+        dx: gradients of x; dx.alpha is that of log|alpha|, which stays finite where alpha is zero. Where a is k, dx.k
+            already holds both gradients. norm2 has none: it is 1 but for rounding.
     """
-    dbeta, derase, dwrite = _rates_backward(call, raw, x, dx, norms)
-    erase, write = _rates(call, raw)
-    if norms is not None:
-        erase, write = (torch.addcmul(y, y, norms.excess) for y in (erase, write))
-    dq = _sum_groups(dx.q, call.group)
-    dk = _sum_groups(dx.k.addcmul_(dx.a, erase), call.group)
+    dk, dv, derase, dwrite, dbeta = dx.k, dx.w, None, None, None
+    if raw.erase is not None and raw.write is not None:
+        derase, dwrite = dx.a * x.k, dx.w * raw.v
+        dk, dv = dk.addcmul_(dx.a, raw.erase), dx.w * raw.write
+    else:
+        assert raw.beta is not None
+        dbeta = dx.rate
+        if call.beta_range is not None:
+            dbeta = dbeta * call.beta_range * torch.sigmoid(raw.beta) * torch.sigmoid(-raw.beta)
+    dq, dk = _sum_groups(dx.q, call.group), _sum_groups(dk, call.group)
     if norms is not None:
         first = slice(None, None, call.group)
         dq = _norm_backward(dq, x.q[:, first], norms.q, call.scale)
         dk = _norm_backward(dk, x.k[:, first], norms.k)
     else:
         dq = dq.mul_(call.scale)
-    dg, dA_log, ddt_bias = dlog, None, None
+    dg, dA_log, ddt_bias = dx.alpha, None, None
     if call.gate is not None:
-        dg, dA_log, ddt_bias = gate_backward(call.gate, dlog, raw.g, call.A_log, call.dt_bias, head_axis=-3)
-    return Raw(dq, dk, dx.w * write, dg, dbeta, None, derase, dwrite), dA_log, ddt_bias
+        dg, dA_log, ddt_bias = gate_backward(call.gate, dg, raw.g, call.A_log, call.dt_bias, head_axis=-3)
+    return Raw(dq, dk, dv, dg, dbeta, None, derase, dwrite), dA_log, ddt_bias

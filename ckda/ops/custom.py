@@ -42,7 +42,11 @@ def _forward_fake(*arguments: Any) -> list[Tensor]:
     call, backend = _split_arguments(tuple(rest))
     assert backend.saved_like is not None
     state = call.zero_state() if call.output_final_state else _empty_state(call)
-    return [torch.empty_like(call.v, memory_format=torch.contiguous_format), state, *(backend.saved_like(call) if save else ())]
+    return [
+        torch.empty_like(call.v, memory_format=torch.contiguous_format),
+        state,
+        *(backend.saved_like(call) if save else ()),
+    ]
 
 
 @torch.library.custom_op(
@@ -78,9 +82,7 @@ def _nothing_to_save(ctx: Any, inputs: tuple, output: Any) -> None:
     """The second derivative is refused, so nothing is kept for it."""
 
 
-torch.library.register_autograd(
-    "ckda::complex_kda_backward", _refuse_second_derivative, setup_context=_nothing_to_save
-)
+torch.library.register_autograd("ckda::complex_kda_backward", _refuse_second_derivative, setup_context=_nothing_to_save)
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:

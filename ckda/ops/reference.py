@@ -16,9 +16,12 @@ def _heads_first(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 def _scan(x: Prepared, S: Tensor) -> tuple[list[Tensor], Tensor]:
     """Run [B, HV, T, .] from the state S [B, HV, K, V]; returns T outputs [B, HV, V] and the last state."""
+    # in float64 until after the product: a rounded rate / |k|^2 would drift the same way at every step
+    rate = x.rate / x.norm2
+    a, w = (rate * x.a).to(x.a.dtype), (rate * x.w).to(x.w.dtype)
     outputs = []
-    for q, k, a, w, alpha in zip(*(tensor.unbind(2) for tensor in x), strict=True):
-        S = transition.apply(S, alpha, a, k, w)
+    for q, k, a_t, w_t, alpha in zip(*(y.unbind(2) for y in (x.q, x.k, a, w, x.alpha)), strict=True):
+        S = transition.apply(S, alpha, a_t, k, w_t)
         outputs.append((q.unsqueeze(-2) @ S).squeeze(-2))
     return outputs, S
 

@@ -70,7 +70,9 @@ def _check_options(call: Call) -> None:
     if call.beta_range is not None and (isinstance(call.beta_range, bool) or call.beta_range not in (1, 2)):
         _fail("beta_range", repr(call.beta_range), "None, 1 or 2")
     if call.gate is not None and call.sign is not None:
-        raise ValueError(f"sign is given together with gate={call.gate!r}; it must be None, for a named gate makes its own")
+        raise ValueError(
+            f"sign is given together with gate={call.gate!r}; it must be None, for a named gate makes its own"
+        )
     for name in ("A_log", "dt_bias"):
         if call.gate is None and getattr(call, name) is not None:
             raise ValueError(f"{name} is given with gate=None; it must be None, for g is log|alpha| already")
