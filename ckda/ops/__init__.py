@@ -204,9 +204,13 @@ def complex_kda_step(
             raise ValueError(f"the rank of {name} is {x.dim()} (shape {list(x.shape)}); it must be {rank} in one step")
     if inplace and torch.is_grad_enabled() and state.requires_grad:
         raise ValueError("state requires a gradient; it must not with inplace=True")
-    token = [None if x is None else x.unsqueeze(1) for x in (q, k, v, g, beta)]
-    extra = {n: x.unsqueeze(1) for n, x in (("sign", sign), ("erase", erase), ("write", write)) if x is not None}
-    call = _call(*token, **extra, initial_state=state, output_final_state=True, **options)  # type: ignore[arg-type]
+
+    def at_time(x: Tensor | None) -> Any:
+        return None if x is None else x.unsqueeze(1)
+
+    extra = {"sign": at_time(sign), "erase": at_time(erase), "write": at_time(write), "initial_state": state}
+    token = (at_time(q), at_time(k), at_time(v), at_time(g), at_time(beta))
+    call = _call(*token, **extra, output_final_state=True, **options)
     o, following = BACKENDS["reference"].forward(call)
     if inplace:
         following = state.copy_(following.detach())

@@ -58,10 +58,8 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     """o and the final state, by FLA's kernels on the absorbed signs; autograd is FLA's."""
     from fla.ops.kda import chunk_kda
 
-    if call.gate is None:
-        gate = Gate(call.g, call.sign)
-    else:
-        gate = evaluate_gate(call.gate, call.g, call.A_log, call.dt_bias)
+    given = Gate(call.g, call.sign)
+    gate = given if call.gate is None else evaluate_gate(call.gate, call.g, call.A_log, call.dt_bias)
     assert call.beta is not None
     beta = call.beta if call.beta_range is None else beta_from_logit(call.beta, call.beta_range).to(call.beta.dtype)
     q, k = (normalize(x.float(), dim=-1, eps=0.0).to(x.dtype) if call.normalize_qk else x for x in (call.q, call.k))

@@ -5,7 +5,7 @@ the input is, whatever the input's dtype.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor

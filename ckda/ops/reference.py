@@ -1,5 +1,7 @@
 """The recurrence as a loop over :func:`ckda.transition.apply`, up to float64: the oracle. Plain autograd, any order."""
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -39,7 +41,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
         return torch.stack(outputs, 1).to(call.v.dtype), state
     bounds = call.cu_seqlens.tolist()
     outputs, states = [], []
-    for n, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for n, (start, end) in enumerate(pairwise(bounds)):
         member = Prepared(*(tensor[:, :, start:end] for tensor in x))
         o, S = _scan(member, state[n : n + 1])
         outputs += o

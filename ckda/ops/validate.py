@@ -1,6 +1,7 @@
 """Checks of the operator's arguments. Each failure is a ValueError that names the argument, what it was, what it may be."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -137,7 +138,7 @@ def check_values(call: Call) -> None:
         bounds, T = call.cu_seqlens.tolist(), call.q.shape[1]
         if bounds[0] != 0 or bounds[-1] != T:
             _fail("cu_seqlens", f"[{bounds[0]}, ..., {bounds[-1]}]", f"[0, ..., T = {T}]")
-        if any(a > b for a, b in zip(bounds, bounds[1:], strict=False)):
+        if any(a > b for a, b in pairwise(bounds)):
             _fail("cu_seqlens", bounds, "non-decreasing")
     if call.sign is not None and not bool((call.sign.abs() == 1).all()):
         _fail("an entry of sign", int(call.sign[call.sign.abs() != 1][0]), "+1 or -1")
