@@ -208,9 +208,19 @@ def complex_kda_step(
     def at_time(x: Tensor | None) -> Any:
         return None if x is None else x.unsqueeze(1)
 
-    extra = {"sign": at_time(sign), "erase": at_time(erase), "write": at_time(write), "initial_state": state}
-    token = (at_time(q), at_time(k), at_time(v), at_time(g), at_time(beta))
-    call = _call(*token, **extra, output_final_state=True, **options)
+    call = _call(
+        at_time(q),
+        at_time(k),
+        at_time(v),
+        at_time(g),
+        at_time(beta),
+        sign=at_time(sign),
+        erase=at_time(erase),
+        write=at_time(write),
+        initial_state=state,
+        output_final_state=True,
+        **options,
+    )
     o, following = BACKENDS["reference"].forward(call)
     if inplace:
         following = state.copy_(following.detach())
