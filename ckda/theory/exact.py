@@ -365,9 +365,10 @@ class Matrix:
         return flint.fmpq_mat(rows * m, columns * m, flat)
 
     @cached_property
-    def key(self) -> tuple[flint.fmpq, ...]:
-        """A hashable value equal for equal matrices of one shape."""
-        return tuple(self._coords.entries())
+    def key(self) -> tuple[Any, ...]:
+        """A hashable value equal for equal matrices: common denominator, then numerators (fast to hash, unlike fmpq)."""
+        numerators, denominator = self._coords.numer_denom()
+        return self.shape, denominator, tuple(numerators.entries())
 
     def __hash__(self) -> int:
         return hash(self.key)
