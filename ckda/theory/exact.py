@@ -366,7 +366,7 @@ class Matrix:
 
     @cached_property
     def key(self) -> tuple[Any, ...]:
-        """A hashable value equal for equal matrices: common denominator, then numerators (fast to hash, unlike fmpq)."""
+        """A hashable value, equal for equal matrices: the common denominator and the numerators."""
         numerators, denominator = self._coords.numer_denom()
         return self.shape, denominator, tuple(numerators.entries())
 
