@@ -19,7 +19,7 @@ __all__ = ["CLAIMS", "Claim", "Evidence", "Refuted", "claim", "load_claims"]
 #: the modules whose import registers claims
 MODULES = (
     "ckda.theory.structure",
-    "ckda.theory.families",
+    "ckda.theory.spectra",
     "ckda.theory.groups",
     "ckda.theory.obstructions",
     "ckda.theory.automata",
