@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import permutations, product
 from math import lcm
+from typing import Any
 
 import numpy as np
 import sympy
@@ -35,7 +36,6 @@ from ckda.theory.finite_groups import (
     group,
     hamilton,
     isomorphism,
-    permutation,
     symmetric,
 )
 
@@ -180,7 +180,8 @@ def reach(head: Head, limit: int = 20000) -> Reached:
     vectors, moves = _orbit(head, limit)
     table = head.group.table
     place = {tuple(range(head.dimension)): 0}
-    columns, decode, step = [tuple(range(head.dimension))], [head.group.identity], []
+    columns, decode = [tuple(range(head.dimension))], [head.group.identity]
+    step: list[list[int]] = []
     while len(step) < len(columns):
         here = len(step)
         images = list(map(tuple, moves[:, columns[here]].tolist()))
@@ -251,7 +252,7 @@ def find_query(found: Reached, candidates: Iterable[Sequence[int]] | None = None
     Example:
         >>> query, outputs = find_query(reach(realise("S4")))
         >>> query, len(outputs)
-        ([3, 1, 1], 24)
+        ([1, 1, 1], 24)
     """
     d = found.columns.shape[1]
     for query in candidates or sorted(product((1, 3, 4, 7), repeat=d), key=sum):
@@ -316,20 +317,20 @@ def cube_rotations(turned: bool = True) -> dict[tuple[int, ...], Matrix]:
     return found
 
 
-def rotation_of(a: Sequence[object]) -> list[list]:
+def rotation_of(a: Sequence[Any]) -> list[list]:
     """The rotation x -> a x a^-1 of the quaternion a (w, x, y, z), times |a|^2: entries are polynomials in a.
 
     Example:
         >>> rotation_of((1, 1, 0, 0))
         [[2, 0, 0], [0, 0, -2], [0, 2, 0]]
     """
-    conjugate = [a[0], *(-x for x in a[1:])]  # type: ignore[operator]
+    conjugate = [a[0], *(-x for x in a[1:])]
     units = [[int(i == j) for i in range(4)] for j in (1, 2, 3)]
     images = [hamilton(hamilton(a, unit), conjugate)[1:] for unit in units]
     return [list(row) for row in zip(*images, strict=True)]
 
 
-def rotation_matrix(F: Field, a: Sequence[object]) -> Matrix:
+def rotation_matrix(F: Field, a: Sequence[Any]) -> Matrix:
     """The rotation of the quaternion a, of any nonzero norm, over F."""
     a = [F(x) for x in a]
     return F.matrix(rotation_of(a)) * (F(1) / sum((x * x for x in a), F(0)))
@@ -341,7 +342,7 @@ def icosahedral_rotations() -> dict[tuple[int, ...], Matrix]:
 
     Example:
         >>> R = icosahedral_rotations()
-        >>> a, b = permutation("(123)", 5), permutation("(345)", 5)
+        >>> a, b = (1, 2, 0, 3, 4), (0, 1, 3, 4, 2)  # (123) and (345)
         >>> R[a] @ R[b] == R[tuple(a[i] for i in b)]
         True
     """
@@ -353,7 +354,8 @@ def icosahedral_rotations() -> dict[tuple[int, ...], Matrix]:
         new = {A @ R for A in (five, three) for R in frontier} - rotations
         rotations |= new
         frontier = list(new)
-    found = from_elements("icosahedron", sorted(rotations, key=lambda R: R.key), lambda A, B: A @ B)
+    ordered: list[Any] = sorted(rotations, key=lambda R: R.key)
+    found = from_elements("icosahedron", ordered, lambda A, B: A @ B)
     images = isomorphism(found, alternating(5))
     if images is None:
         raise Refuted(f"the rotations generated are {found}, not A5")
@@ -512,16 +514,16 @@ def _random_quaternion(rng: np.random.Generator, zeros: int) -> list[int]:
 
 def check_axis_test(rotations: Iterable[Matrix], test: Callable[[Matrix], bool] = passes_axis_test) -> int:
     """Compare the axis test with the search over all eight sign diagonals; returns the number of rotations."""
-    cases = 0
-    for cases, R in enumerate(rotations, 1):
+    rotations = list(rotations)
+    for R in rotations:
         if test(R) != bool(signed_householder_forms(R)):
             raise Refuted(f"axis {axis(R)}: the test says {test(R)}, the search over sign diagonals the opposite; {R}")
-    return cases
+    return len(rotations)
 
 
 @claim("prop:axis-test", "A rotation of R^3 is signed-Householder iff it is 1, a half-turn, or its axis has a zero")
 def axis_test(effort: float = 1.0) -> Evidence:
-    """prop:axis-test on cube (both orientations), icosahedron and random rational rotations, all eight sign diagonals."""
+    """prop:axis-test on the cube in both orientations, the icosahedron and random rational rotations."""
     rng = np.random.default_rng(0)
     draws = [_random_quaternion(rng, zeros=i % 3) for i in range(int(900 * effort))]
     solids = [*cube_rotations(True).values(), *cube_rotations(False).values(), *icosahedral_rotations().values()]
@@ -604,7 +606,7 @@ def encoding_identities(decode: Callable[[Sequence[Sequence], int], list[list]] 
     reflect = [[int(i == j) * norm_p - 2 * p[i] * p[j] for j in range(4)] for i in range(4)]
     g = [[-row[0], *row[1:]] for row in reflect]
 
-    def scaled(A: list[list], s: object) -> list[list]:
+    def scaled(A: list[list], s: Any) -> list[list]:
         return [[s * entry for entry in row] for row in A]
 
     def acts(decoded: list[list], direction: int) -> bool:
@@ -678,14 +680,14 @@ def so3_encoding(effort: float = 1.0) -> Evidence:
     return Evidence(cases + len(sizes) + 5, "exact", note=note, data={"reachable": sizes})
 
 
-def check_a5_four(head: Head) -> Reached:
-    """cor:a5-four for a head of A5: the law on every state and input, and f and f_- evaluated on every state."""
+def check_a5_four(head: Head, stride: int = 1) -> Reached:
+    """cor:a5-four for a head of A5: the law on every state and input, and f evaluated on every `stride`-th state."""
     found = check_tracks(head)
     rotations = icosahedral_rotations()
     gates = {t.signs for t in head.transitions}
     if gates != {(-1, 1, 1, 1)}:
         raise Refuted(f"the gates are {gates}, not Diag(-1, 1, 1, 1) for every input")
-    for i in range(found.size):
+    for i in range(0, found.size, stride):
         if decoder(found.state(i)) != rotations[head.group.labels[found.decode[i]]]:
             raise Refuted(f"f disagrees with the running product on state {i}: {found.state(i)}")
     return found
@@ -693,15 +695,15 @@ def check_a5_four(head: Head) -> Reached:
 
 @claim("cor:a5-four", "One CKDA head of dimension four tracks A5, many-to-one, with at most 7200 states")
 def a5_four(effort: float = 1.0) -> Evidence:
-    """cor:a5-four: the reachable set, the tracking law on all of it, f on every state, and the fibres of the decoder."""
-    head = realise("A5")
-    found = check_a5_four(head)
+    """cor:a5-four: the reachable set, the tracking law on all of it, f on its states, and the fibres of the decoder."""
+    stride = max(1, int(1 / effort))
+    found = check_a5_four(realise("A5"), stride)
     fibres = np.bincount(found.decode, minlength=60)
     if found.size > 7200 or fibres.min() < 2:
         raise Refuted(f"{found.size} states with fibres from {fibres.min()} to {fibres.max()}")
-    note = f"{found.size} reachable states, {fibres.min()} to {fibres.max()} per group element, {len(found.vectors)} columns"
+    note = f"{found.size} reachable states, {fibres.min()} to {fibres.max()} per group element"
     data = {"states": found.size, "fibre": int(fibres.max()), "columns": len(found.vectors)}
-    return Evidence(found.step.size + found.size, "exact", note=note, data=data)
+    return Evidence(found.step.size + found.size // stride, "exact", note=note, data=data)
 
 
 SAMPLE = (
