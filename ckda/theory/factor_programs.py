@@ -14,11 +14,13 @@ Example:
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from dataclasses import field as default
+from typing import Any, NamedTuple
 
 import flint
 
+from ckda.theory.exact import Field
 from ckda.theory.machines import map_matrix
 
 __all__ = [
@@ -32,9 +34,11 @@ __all__ = [
     "RWKV7_WEIGHTED",
     "Factor",
     "Range",
+    "Scaled",
     "cycles_and_trees",
     "deltanet_merge",
     "deterministic_program",
+    "dyadic_merge",
     "householder",
     "map_matrix",
     "merge",
@@ -44,6 +48,7 @@ __all__ = [
     "rational_program_deltanet",
     "rational_program_rwkv7",
     "rwkv7_copy",
+    "scaled_program",
     "swap",
     "unit_addition",
 ]
@@ -58,7 +63,7 @@ class Factor:
 
     key: Sparse
     gamma: Sparse  #: on the support of the key
-    gate: Sparse = field(default_factory=dict)
+    gate: Sparse = default(default_factory=dict)
 
     @property
     def norm2(self) -> Rational:
@@ -279,6 +284,76 @@ def _distance(images: Sequence[int], i: int, goal: set[int]) -> int:
     while i not in goal:
         i, steps = images[i], steps + 1
     return steps
+
+
+# deterministic transitions up to a positive scale: the learning rate stays within [0, 2]
+
+
+class Scaled(NamedTuple):
+    """rho M as a program of CKDA transitions over a real field; keys are not normalised, beta is at the unit key."""
+
+    rho: Any
+    program: list[tuple[list[Any], list[Any], Any]]  #: (alpha, key, beta)
+
+
+def scaled_program(F: Field, images: Sequence[int], diagonal_factors: bool = False) -> Scaled:
+    """rho M for a map M of the states, by its singular value decomposition, which is explicit.
+
+    M M^T is diagonal with the sizes of the fibres f^{-1}(j). One reflection per fibre of two states or more turns its
+    indicator onto one representative, a diagonal scales the representatives and clears the rest, and swaps carry the
+    representatives to their images: at most n - 1 + n/2 factors in [0, 2], for n >= 2 never above the paper's 2n - 2.
+    With `diagonal_factors` the diagonal is not a gate but one generalized Householder per entry (DeltaNet/GDN).
+
+    Args:
+        F: a field that holds the square roots of the sizes of the fibres.
+
+    Example:
+        >>> import sympy
+        >>> from ckda.theory.exact import field
+        >>> F = field(sympy.sqrt(2))
+        >>> rho, program = scaled_program(F, (1, 1))
+        >>> A = F.eye(2)
+        >>> for alpha, key, beta in program:
+        ...     A = F.ckda(alpha, key, beta) @ A
+        >>> A == F.matrix(map_matrix((1, 1)).tolist()) * rho, [beta for _, _, beta in program]
+        (True, [2, 0])
+    """
+    n, one = len(images), F(1)
+    fibres = {j: [i for i in range(n) if images[i] == j] for j in sorted(set(images))}
+    representative = {j: j if j in fibre else fibre[0] for j, fibre in fibres.items()}
+    program = [_fibre_reflection(F, n, fibres[j], i) for j, i in representative.items() if len(fibres[j]) > 1]
+    rho = one / F.root(max(map(len, fibres.values())))
+    scale = [F(0)] * n
+    for j, i in representative.items():
+        scale[i] = F.root(len(fibres[j])) * rho
+    if diagonal_factors:
+        program += [([one] * n, _dense({i: 1}, n), one - x) for i, x in enumerate(scale) if x != one]
+        scale = [one] * n
+    swaps = permutation_program(_completed({i: j for j, i in representative.items()}, n))
+    if not swaps and scale != [one] * n:
+        program.append((scale, _dense({0: 1}, n), 0))
+    program += [([one] * n if i else scale, _dense(factor.key, n), 2) for i, factor in enumerate(swaps)]
+    return Scaled(rho, program)
+
+
+def _fibre_reflection(F: Field, n: int, fibre: list[int], target: int) -> tuple[list[Any], list[Any], Any]:
+    """The reflection that exchanges the unit indicator of a fibre with e_target."""
+    root = F.root(len(fibre))
+    return [F(1)] * n, [root * int(i == target) - int(i in fibre) for i in range(n)], 2
+
+
+def _dense(entries: Sparse, n: int) -> list[Rational]:
+    return [entries.get(i, 0) for i in range(n)]
+
+
+def _completed(partial: Mapping[int, int], n: int) -> list[int]:
+    """A permutation that extends an injective partial map, fixing what it can."""
+    free = [j for j in range(n) if j not in partial.values()]
+    rest = [i for i in range(n) if i not in partial]
+    fixed = {i: i for i in rest if i in free}
+    others = zip((i for i in rest if i not in fixed), (j for j in free if j not in fixed), strict=True)
+    images = {**partial, **fixed, **dict(others)}
+    return [images[i] for i in range(n)]
 
 
 # rational matrices, with n scratch coordinates and one temporary

@@ -13,12 +13,13 @@ Example:
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import permutations
 from typing import Any
 
 import flint
 
-__all__ = ["DFA", "WFA", "Group", "Permutations", "cyclic", "dihedral", "regex_to_dfa", "symmetric"]
+from ckda.theory.finite_groups import FiniteGroup, group
+
+__all__ = ["DFA", "WFA", "GroupWords", "Machine", "Permutations", "Word", "group", "map_matrix", "regex_to_dfa"]
 
 Word = Sequence[int]  #: symbols are 0 ... len(matrices) - 1
 
@@ -124,53 +125,33 @@ class WFA:
 
 
 @dataclass(frozen=True)
-class Group:
-    """A finite group by its table, `table[g][h] = g h`; it acts on itself from the left (the regular representation).
+class GroupWords:
+    """The word problem of a finite group, all its elements being symbols: it acts on itself from the left.
 
     Example:
-        >>> Group(((0, 1), (1, 0))).trace([1, 1, 1])
-        [0, 1, 0, 1]
-        >>> Group(((0, 1), (1, 1)))
-        Traceback (most recent call last):
-        ...
-        ValueError: not the table of a group: row 1 is not a permutation
+        >>> GroupWords(group("Z3")).trace([2, 2, 2])
+        [0, 2, 1, 0]
     """
 
-    table: tuple[tuple[int, ...], ...]
-
-    def __post_init__(self) -> None:
-        elements = range(len(self.table))
-        for g in elements:
-            if sorted(self.table[g]) != list(elements):
-                raise ValueError(f"not the table of a group: row {g} is not a permutation")
-        if not any(list(self.table[e]) == list(elements) for e in elements):
-            raise ValueError("not the table of a group: it has no identity")
-        for g in elements:
-            for h in elements:
-                if any(self.table[self.table[g][h]][x] != self.table[g][self.table[h][x]] for x in elements):
-                    raise ValueError(f"not the table of a group: {g} and {h} do not associate with every element")
+    group: FiniteGroup
 
     @property
     def size(self) -> int:
-        return len(self.table)
-
-    @property
-    def identity(self) -> int:
-        return next(e for e in range(self.size) if list(self.table[e]) == list(range(self.size)))
+        return self.group.order
 
     @property
     def matrices(self) -> list[flint.fmpq_mat]:
-        return [map_matrix(row) for row in self.table]
+        return [map_matrix(row) for row in self.group.table.tolist()]
 
     @property
     def start(self) -> flint.fmpq_mat:
-        return unit_column(self.size, self.identity)
+        return unit_column(self.size, self.group.identity)
 
     def trace(self, word: Word) -> list[int]:
         """The product g_t ... g_1 after every prefix, the empty one included."""
-        products = [self.identity]
+        products = [self.group.identity]
         for g in word:
-            products.append(self.table[g][products[-1]])
+            products.append(int(self.group.table[g, products[-1]]))
         return products
 
 
@@ -207,50 +188,18 @@ class Permutations:
             products.append(tuple(self.elements[g][i] for i in products[-1]))
         return products
 
-    def table(self) -> Group:
-        """The same group by its table."""
-        index = {g: i for i, g in enumerate(self.elements)}
-        rows = (tuple(index[tuple(g[i] for i in h)] for h in self.elements) for g in self.elements)
-        return Group(tuple(rows))
+    @staticmethod
+    def of(group: FiniteGroup) -> "Permutations":
+        """A group whose labels are permutations, such as `group("S5")`, on its points.
+
+        Example:
+            >>> Permutations.of(group("A5")).size
+            5
+        """
+        return Permutations(group.labels)
 
 
-def symmetric(n: int, even: bool = False) -> Permutations:
-    """S_n on n points, or A_n where `even`.
-
-    Example:
-        >>> len(symmetric(4).elements), len(symmetric(5, even=True).elements)
-        (24, 60)
-    """
-    return Permutations(tuple(p for p in permutations(range(n)) if not even or _sign(p) == 1))
-
-
-def _sign(p: Sequence[int]) -> int:
-    return (-1) ** sum(p[i] > p[j] for j in range(len(p)) for i in range(j))
-
-
-def cyclic(n: int) -> Group:
-    """Z_n.
-
-    Example:
-        >>> cyclic(3).trace([2, 2, 2])
-        [0, 2, 1, 0]
-    """
-    return Group(tuple(tuple((g + h) % n for h in range(n)) for g in range(n)))
-
-
-def dihedral(n: int) -> Group:
-    """D_n of order 2n: element i + n f is the rotation by i after f flips.
-
-    Example:
-        >>> dihedral(3).trace([1, 3, 1, 3])  # a rotation undone through the flip
-        [0, 1, 5, 3, 0]
-    """
-
-    def product(g: int, h: int) -> int:
-        (i, f), (j, e) = (g % n, g // n), (h % n, h // n)
-        return (i + (-j if f else j)) % n + n * (f ^ e)
-
-    return Group(tuple(tuple(product(g, h) for h in range(2 * n)) for g in range(2 * n)))
+Machine = GroupWords | Permutations | DFA | WFA
 
 
 def regex_to_dfa(pattern: str, alphabet: str) -> DFA:

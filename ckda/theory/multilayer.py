@@ -20,7 +20,7 @@ Example:
     (2, [1, 0, 0, 1])
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
@@ -33,10 +33,11 @@ from ckda.theory.factor_programs import (
     Rational,
     Sparse,
     deterministic_program,
+    merge,
     permutation_program,
     rational_program,
 )
-from ckda.theory.machines import DFA, WFA, Group, Permutations, Word
+from ckda.theory.machines import DFA, WFA, Machine
 
 __all__ = ["Accumulator", "Buffer", "Clock", "CosineField", "Layer", "State", "Step", "ThreeLayers", "simulate"]
 
@@ -185,12 +186,19 @@ class Layer(Protocol):
     def parameters(self, x: Any) -> Step: ...
 
 
-def run_layer(layer: Layer, inputs: Iterator[Any]) -> Iterator[tuple[Any, tuple[dict[int, Any], ...]]]:
-    """The outputs of a layer: at every step its input and the readout of each head, S_t^T q_t."""
+def run_layer(
+    layer: Layer, inputs: Iterable[Any], watch: Callable[[State], None] | None = None
+) -> Iterator[tuple[Any, tuple[dict[int, Any], ...]]]:
+    """The outputs of a layer: at every step its input and the readout of each head, S_t^T q_t.
+
+    `watch` is shown the state after every step; nothing it does comes back.
+    """
     state = layer.initial()
     for x in inputs:
         step = layer.parameters(x)
         state.apply(step)
+        if watch:
+            watch(state)
         yield x, tuple(state.read(query) for query in step.queries)
 
 
@@ -331,6 +339,10 @@ class Accumulator:
             self._blocks[word] = Block(factors, completions[::-1])
         return self._blocks[word]
 
+    def factors(self) -> Iterator[Factor]:
+        """The factors of all blocks met so far."""
+        return (factor for block in self._blocks.values() for factor in block.factors)
+
 
 def _rate(factor: Factor) -> Rational:
     """gamma of a factor whose channels share it."""
@@ -364,34 +376,43 @@ class ThreeLayers:
         """The block length."""
         return self.clock.m
 
-    def run(self, word: Word) -> Iterator[tuple[Any, ...]]:
-        """After every token, one readout per functional: a number, or a tuple where the state has several columns."""
+    @property
+    def stack(self) -> tuple[Layer, Layer, Layer]:
+        """The layers from the first to the last."""
+        return self.clock, self.buffer, self.accumulator
+
+    def run(self, word: Iterable[int], watch: Callable[[State], None] | None = None) -> Iterator[tuple[Any, ...]]:
+        """After every token, one readout per functional: a number, or a tuple where the state has several columns.
+
+        `watch` is shown the accumulator's state after every token.
+        """
         columns = self.accumulator.start.ncols()
-        stream: Iterator[Any] = iter(word)
-        for layer in (self.clock, self.buffer, self.accumulator):
-            stream = run_layer(layer, stream)
+        stream = run_layer(self.accumulator, run_layer(self.buffer, run_layer(self.clock, word)), watch)
         for _, heads in stream:
             values = (tuple(head.get(c, 0) for c in range(columns)) for head in heads)
             yield tuple(v if columns > 1 else v[0] for v in values)
 
 
-def simulate(machine: Group | Permutations | DFA | WFA, m: int | None = None, **parts: Any) -> ThreeLayers:
+def simulate(
+    machine: Machine, m: int | None = None, copy: Callable[[int, int], list[Factor]] = merge, **parts: Any
+) -> ThreeLayers:
     """The three layers of a machine, with the block length of prop:wfamin unless `m` is given.
 
     Groups: m = max(1, n - 1), beta = 2. DFAs: m = max(1, 2n - 2), beta up to 3. WFAs: m = 7 n^2 + 3 n.
     Readouts: the index of the state (group, DFA; the images of all points for permutations) and, for a DFA, whether
-    it accepts; for a WFA the weight y_t, then the entries of p_t. `parts` replaces fields of the accumulator.
+    it accepts; for a WFA the weight y_t, then the entries of p_t. `copy` is the column-copy primitive of a DFA;
+    `parts` replaces fields of the accumulator.
 
     Example:
-        >>> from ckda.theory.machines import symmetric
-        >>> list(simulate(symmetric(3)).run([1, 3]))
+        >>> from ckda.theory.machines import Permutations, group
+        >>> list(simulate(Permutations.of(group("S3"))).run([1, 3]))
         [((0, 2, 1),), ((1, 0, 2),)]
     """
     n = machine.size
     index, program, width = list(range(n)), _by_map(permutation_program), n
     budget, functionals = max(1, n - 1), list[Any]([index])
     if isinstance(machine, DFA):
-        budget, program = max(1, 2 * n - 2), _by_map(deterministic_program)
+        budget, program = max(1, 2 * n - 2), _by_map(lambda images: deterministic_program(images, copy))
         functionals = [index, [int(q in machine.accepting) for q in range(n)]]
     if isinstance(machine, WFA):
         budget, width, program = 7 * n**2 + 3 * n, 2 * n + 1, rational_program
