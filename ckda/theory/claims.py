@@ -21,7 +21,9 @@ MODULES = (
     "ckda.theory.structure",
     "ckda.theory.spectra",
     "ckda.theory.groups",
+    "ckda.theory.reduction",
     "ckda.theory.obstructions",
+    "ckda.theory.verdicts",
     "ckda.theory.automata",
 )
 

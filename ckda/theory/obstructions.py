@@ -32,7 +32,6 @@ from ckda.theory.finite_groups import (
     group,
     hamilton,
     permutation,
-    recognise,
 )
 from ckda.theory.groups import (
     axis,
@@ -518,8 +517,8 @@ def s5_certificate(t: str = "(12)", exponent: int = 10) -> Certificate:
 def find_obstruction(G: FiniteGroup) -> Obstruction | None:
     """A reason why no layer of CKDA (any heads, any decoder, finite reachability) tracks G, or None.
 
-    First the proof of thm:s5-impossibility over all pairs (c, t); then the Sylow argument of docs/theory.md: a
-    non-abelian Sylow subgroup for an odd prime cannot be tracked.
+    First the proof of thm:s5-impossibility over all pairs (c, t); then an argument of docs/theory.md from the same
+    hypotheses: a non-abelian Sylow subgroup for an odd prime cannot be tracked (`odd-sylow`).
 
     Example:
         >>> find_obstruction(group("S5")).label, find_obstruction(group("S4"))
@@ -529,22 +528,14 @@ def find_obstruction(G: FiniteGroup) -> Obstruction | None:
     if pair is not None:
         certificate = spectral_certificate(G, *pair).check()
         c, t = (_name(G, x) for x in pair)
-        exact = recognise_s5(G)
-        how = "" if exact else ", by the proof of that theorem"
-        return Obstruction("thm:s5-impossibility", f"c = {c} and t = {t} lead to the contradiction{how}", certificate)
+        reason = f"c = {c} and t = {t} give the contradiction of its proof"
+        return Obstruction("thm:s5-impossibility", reason, certificate)
     for q in sympy.primefactors(G.order):
         P = sylow(G, q)
         if q > 2 and not G.subgroup(P).group.is_abelian:
             reason = f"its Sylow {q}-subgroup, of order {len(P)}, is not abelian (docs/theory.md, odd Sylow subgroups)"
             return Obstruction("odd-sylow", reason)
     return None
-
-
-def recognise_s5(G: FiniteGroup) -> bool:
-    """Whether G is S5: order 120, and a normal subgroup A5 with trivial centraliser."""
-    halves = [N for N in G.normal_subgroups if len(N) == 60] if G.order == 120 else []
-    centre = [a for a in range(G.order) if len(G.classes[next(i for i, c in enumerate(G.classes) if a in c)]) == 1]
-    return len(centre) == 1 and any(recognise(G.subgroup(N).group) == "A5" for N in halves)
 
 
 def _spectral_pairs(G: FiniteGroup) -> Iterator[tuple[int, int]]:
@@ -612,11 +603,11 @@ def s5_impossibility(effort: float = 1.0) -> Evidence:
     return Evidence(len(certificate.steps) + 6, "exact", note=note)
 
 
-@claim("thm:s5-impossibility/other-groups", "Its proof also excludes A6, S6 and every group with a pair c, t like S5's")
+@claim("thm:s5-impossibility/other-groups", "Its hypotheses also exclude A6, Frob21, Heis3 and others")
 def other_groups(effort: float = 1.0) -> Evidence:
-    """The proof of thm:s5-impossibility run on other tables, and the Sylow argument on the Heisenberg group mod 3."""
+    """The proof of thm:s5-impossibility on other tables, and the argument `odd-sylow`."""
     labels = {}
-    for G in [group("S5"), group("A6"), group("S5xZ2"), heisenberg(3)][: 2 if effort < 0.5 else 4]:
+    for G in [group("S5"), heisenberg(3), frobenius(7, 3), group("A6"), group("S5xZ2")][: 3 if effort < 0.5 else 5]:
         obstruction = find_obstruction(G)
         if obstruction is None:
             raise Refuted(f"no obstruction was found for {G.name}")
@@ -633,6 +624,19 @@ def heisenberg(p: int) -> FiniteGroup:
     return from_elements(
         f"Heis{p}", elements, lambda x, y: ((x[0] + y[0]) % p, (x[1] + y[1]) % p, (x[2] + y[2] + x[0] * y[1]) % p)
     )
+
+
+def frobenius(q: int, k: int) -> FiniteGroup:
+    """Z_q with Z_k acting on it faithfully by multiplication, k dividing q - 1; of order q k.
+
+    Example:
+        >>> frobenius(7, 3).order, frobenius(5, 4).is_abelian
+        (21, False)
+    """
+    unit = next(u for u in range(1, q) if sympy.n_order(u, q) == k)
+    elements = [(a, i) for i in range(k) for a in range(q)]
+    name = f"Frob{q * k}"
+    return from_elements(name, elements, lambda x, y: ((x[0] + unit ** x[1] * y[0]) % q, (x[1] + y[1]) % k))
 
 
 def cycle_of_blocks_pairs(m: int, j: int, n: int) -> int:
