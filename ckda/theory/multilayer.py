@@ -39,7 +39,18 @@ from ckda.theory.factor_programs import (
 )
 from ckda.theory.machines import DFA, WFA, Machine
 
-__all__ = ["Accumulator", "Buffer", "Clock", "CosineField", "Layer", "State", "Step", "ThreeLayers", "simulate"]
+__all__ = [
+    "Accumulator",
+    "Buffer",
+    "Clock",
+    "CosineField",
+    "Layer",
+    "State",
+    "Step",
+    "ThreeLayers",
+    "by_map",
+    "simulate",
+]
 
 
 # numbers of the clock
@@ -409,10 +420,10 @@ def simulate(
         [((0, 2, 1),), ((1, 0, 2),)]
     """
     n = machine.size
-    index, program, width = list(range(n)), _by_map(permutation_program), n
+    index, program, width = list(range(n)), by_map(permutation_program), n
     budget, functionals = max(1, n - 1), list[Any]([index])
     if isinstance(machine, DFA):
-        budget, program = max(1, 2 * n - 2), _by_map(lambda images: deterministic_program(images, copy))
+        budget, program = max(1, 2 * n - 2), by_map(lambda images: deterministic_program(images, copy))
         functionals = [index, [int(q in machine.accepting) for q in range(n)]]
     if isinstance(machine, WFA):
         budget, width, program = 7 * n**2 + 3 * n, 2 * n + 1, rational_program
@@ -423,8 +434,14 @@ def simulate(
     return ThreeLayers(clock, Buffer(clock), accumulator)
 
 
-def _by_map(program: Callable[[Sequence[int]], list[Factor]]) -> Callable[[flint.fmpq_mat], list[Factor]]:
-    """A program of maps as a program of their matrices."""
+def by_map(program: Callable[[Sequence[int]], list[Factor]]) -> Callable[[flint.fmpq_mat], list[Factor]]:
+    """A program of maps as a program of their matrices.
+
+    Example:
+        >>> from ckda.theory.machines import map_matrix
+        >>> len(by_map(permutation_program)(map_matrix((1, 0))))
+        1
+    """
 
     def of_matrix(M: flint.fmpq_mat) -> list[Factor]:
         columns = range(M.ncols())
