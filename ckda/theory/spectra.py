@@ -6,13 +6,16 @@ The claims then compare the answers with the paper's cells.
 """
 
 import math
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import partial
 
 import numpy as np
 
 from ckda.theory.claims import Evidence, Refuted, claim
+from ckda.theory.exact import field
 from ckda.theory.families import FAMILIES, Family, delta_product, sfda
 from ckda.theory.search import climb, extra_pair, unit_circle_mode
 
@@ -325,3 +328,31 @@ def rope_products(effort: float = 1.0, names: tuple[str, ...] = ("RoPE", "Select
     found = isometries(FAMILIES["CKDA"], 3, effort)
     held_to("non-commuting", found, "isometries of CKDA")
     return Evidence(2 * count + found.cases, "numeric", None, "products of 20 factors, all pairs commute")
+
+
+@claim(
+    "tab:theory-summary/parity",
+    "All four families hold parity in one coordinate: a reflection for one, the identity for zero",
+)
+def parity(effort: float = 1.0, beta: int = 2) -> Evidence:
+    """Row S_2 of tab:theory-summary at width one, exactly: each family's transition for a bit, over random words."""
+    F, rng, cases = field(), random.Random(0), max(20, round(200 * effort))
+    one = Fraction(1)
+    steps = {
+        "CKDA": lambda x: {"alpha": [one], "k": [one], "beta": [beta * x * one]},
+        "GDN": lambda x: {"alpha": [one], "k": [one], "beta": [beta * x * one]},
+        "Gated DeltaProduct_1": lambda x: {"alpha": [one], "k0": [one], "beta0": [beta * x * one]},
+        "RWKV-7": lambda x: {"alpha": [one], "k": [one], "erase": [beta * x * one]},
+    }
+    for name, parameters in steps.items():
+        exact = FAMILIES[name].exact
+        assert exact is not None
+        turn = [exact(F, parameters(x)) for x in (0, 1)]
+        for _ in range(cases):
+            word = [rng.randint(0, 1) for _ in range(rng.randint(0, 60))]
+            state = F.eye(1)
+            for x in word:
+                state = turn[x] @ state
+            if state[0, 0] != (-1) ** sum(word):
+                raise Refuted(f"{name}: state {state[0, 0]} after {word}")
+    return Evidence(4 * cases, "exact", None, "words up to length 60")
