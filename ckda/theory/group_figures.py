@@ -66,7 +66,7 @@ def _solid(panel: Any, vertices: np.ndarray, rotations: Sequence[Matrix], title:
     panel.set(xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), zlim=(-1.3, 1.3))
     panel.set_box_aspect((1, 1, 1), zoom=1.4)
     panel.set_axis_off()
-    panel.view_init(elev=22, azim=23)
+    panel.view_init(elev=20, azim=12)
 
 
 def _legend(figure: Any) -> None:

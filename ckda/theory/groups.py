@@ -166,6 +166,7 @@ class Reached:
         return first.stack(*rest)
 
 
+@lru_cache(maxsize=32)
 def reach(head: Head, limit: int = 20000) -> Reached:
     """Enumerate the reachable set of a head and check the tracking law on every state and input (def:sh-tracking).
 

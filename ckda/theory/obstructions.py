@@ -117,6 +117,7 @@ def rotation_order(R: Matrix) -> int:
     return order
 
 
+@lru_cache(maxsize=4)
 def icosahedral_axes(order: int) -> list[Matrix]:
     """The axes of the rotations of this order (5 or 3), read off the sixty rotations.
 
@@ -150,10 +151,15 @@ def absolute_determinants(axes: Sequence[Matrix]) -> set[sympy.Expr]:
 
 def plane_counts(axes: Sequence[Matrix]) -> list[int]:
     """How many of the axes lie in each plane that two of them span (any other plane holds at most one)."""
-    counts = []
-    for a, b in combinations(axes, 2):
-        counts.append(sum(not a.stack(b, c).det() for c in axes))
-    return counts
+    rows = axes[0].stack(*axes[1:]).T
+    return [sum(not x for (x,) in (rows @ _normal(a, b)).tolist()) for a, b in combinations(axes, 2)]
+
+
+def _normal(a: Matrix, b: Matrix) -> Matrix:
+    """The cross product."""
+    (a0,), (a1,), (a2,) = a.tolist()
+    (b0,), (b1,), (b2,) = b.tolist()
+    return a.field.vector([a1 * b2 - a2 * b1, a2 * b0 - a0 * b2, a0 * b1 - a1 * b0])
 
 
 def check_ico_plane(axes: Sequence[Matrix], most: int = 4) -> list[int]:
