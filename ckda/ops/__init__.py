@@ -1,0 +1,217 @@
+"""The operator: one front door, several backends that must agree (ckda/ops/registry.py lists them)."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ckda.ops import custom
+from ckda.ops.call import Call
+from ckda.ops.registry import BACKENDS, Choice, choose
+from ckda.ops.validate import check_call, check_values
+
+__all__ = ["BACKENDS", "complex_kda", "complex_kda_step", "validate", "which_backend"]
+
+
+def _call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor | None,
+    *,
+    sign: Tensor | None = None,
+    gate: str | None = None,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    beta_range: int | None = None,
+    erase: Tensor | None = None,
+    write: Tensor | None = None,
+    normalize_qk: bool = False,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> Call:
+    call = Call(
+        q=q,
+        k=k,
+        v=v,
+        g=g,
+        beta=beta,
+        sign=sign,
+        A_log=A_log,
+        dt_bias=dt_bias,
+        erase=erase,
+        write=write,
+        initial_state=initial_state,
+        cu_seqlens=cu_seqlens,
+        gate=gate,
+        beta_range=beta_range,
+        normalize_qk=normalize_qk,
+        scale=(q.shape[-1] ** -0.5 if isinstance(q, Tensor) and q.dim() else 1.0) if scale is None else float(scale),
+        output_final_state=output_final_state,
+    )
+    check_call(call)
+    return call
+
+
+def complex_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor | None,
+    *,
+    sign: Tensor | None = None,
+    gate: str | None = None,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    beta_range: int | None = None,
+    erase: Tensor | None = None,
+    write: Tensor | None = None,
+    normalize_qk: bool = False,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor | None]:
+    """Complex KDA: ``S_t = (I - beta_t k_t k_t^T) Diag(alpha_t) S_{t-1} + beta_t k_t v_t^T``, ``o_t = scale S_t^T q_t``.
+
+    Args:
+        q, k: [B, T, H, K].
+        v: [B, T, HV, V], HV a multiple of H; value head j reads q/k head j // (HV // H).
+        g: [B, T, HV, K] log|alpha|, or the raw projection where `gate` is named. -inf is alpha = 0 (gate=None only).
+        beta: [B, T, HV] learning rate, or its logit where `beta_range` is named; its range is never checked.
+        sign: int8 [B, T, HV, K] of +1/-1, only with gate=None; None: all +1.
+        gate: None | "signed" | "sigmoid" | "softplus", see :func:`ckda.ops.gate.evaluate_gate`.
+        A_log, dt_bias: [HV] and [HV * K] (head-major), each optional, only with a named gate.
+        beta_range: None | 1 | 2: beta = range * sigmoid(beta).
+        erase, write: [B, T, HV, K] and [B, T, HV, V] instead of beta (beta=None), as in GDN-2 and RWKV-7:
+            ``S_t = (I - k (erase * k)^T) Diag(alpha) S_{t-1} + k (write * v)^T``.
+        normalize_qk: L2-normalise q and k inside; beta is then divided by |k|^2 of the key as rounded, so that beta = 2
+            stays a reflection. Without it the recurrence is taken literally on the k given.
+        scale: None is K ** -0.5; multiplies o only, never the state.
+        initial_state: [N, HV, K, V], N the batch or the number of packed sequences.
+        cu_seqlens: int32/int64 [N + 1], 0 ... T non-decreasing: packed sequences, B == 1; empty members are legal.
+        backend: "auto" or a name of :data:`BACKENDS`; :func:`which_backend` says what "auto" takes and why.
+
+    Returns:
+        o [B, T, HV, V] in v's dtype, and the final state [N, HV, K, V] (float64 if the inputs are, else float32) or None.
+        Gradients flow to every floating argument and through the final state.
+
+    Example:
+        >>> k = torch.tensor([1.0, 1.0]).view(1, 1, 1, 2).expand(1, 4, 1, 2)  # the same key four times
+        >>> sign = torch.tensor([-1, 1], dtype=torch.int8).expand(1, 4, 1, 2)
+        >>> zero, two = torch.zeros(1, 4, 1, 2), torch.full((1, 4, 1), 2.0)
+        >>> o, state = complex_kda(k, k, zero, zero, two, sign=sign, normalize_qk=True,
+        ...                        initial_state=torch.eye(2).view(1, 1, 2, 2), output_final_state=True)
+        >>> torch.allclose(state[0, 0], torch.eye(2), atol=1e-6)  # four quarter turns
+        True
+    """
+    call = _call(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        sign=sign,
+        gate=gate,
+        A_log=A_log,
+        dt_bias=dt_bias,
+        beta_range=beta_range,
+        erase=erase,
+        write=write,
+        normalize_qk=normalize_qk,
+        scale=scale,
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+        cu_seqlens=cu_seqlens,
+    )
+    if q.device.type == "cpu" and not torch.compiler.is_compiling():
+        check_values(call)
+    chosen = choose(backend, call).backend
+    if chosen.backward is None:
+        o, state = chosen.forward(call)
+    else:
+        o, state = custom.apply(call, chosen.name)
+    return o, state if output_final_state else None
+
+
+def which_backend(*args: Any, backend: str = "auto", **options: Any) -> Choice:
+    """What :func:`complex_kda` with these arguments would run, and why.
+
+    Example:
+        >>> x = torch.zeros(1, 8, 2, 4)
+        >>> which_backend(x, x, x, x, x[..., 0]).backend.name
+        'chunked'
+    """
+    return choose(backend, _call(*args, **options))
+
+
+def validate(*args: Any, **options: Any) -> None:
+    """All checks of :func:`complex_kda`, the values of cu_seqlens and sign included, on any device (it synchronises).
+
+    Example:
+        >>> x = torch.zeros(1, 8, 2, 4)
+        >>> validate(x, x, x, x, x[..., 0], cu_seqlens=torch.tensor([0, 9, 8]))
+        Traceback (most recent call last):
+        ValueError: cu_seqlens is [0, 9, 8]; it must be non-decreasing
+    """
+    options.pop("backend", None)
+    check_values(_call(*args, **options))
+
+
+def complex_kda_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor | None,
+    state: Tensor,
+    *,
+    sign: Tensor | None = None,
+    erase: Tensor | None = None,
+    write: Tensor | None = None,
+    inplace: bool = False,
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
+    """One token of :func:`complex_kda`, for decoding.
+
+    Args:
+        q, k: [B, H, K]. v: [B, HV, V]. g: [B, HV, K]. beta: [B, HV]. sign, erase, write: without the time axis too.
+        state: [B, HV, K, V].
+        inplace: write the next state into `state` (no gradients then).
+        options: gate, A_log, dt_bias, beta_range, normalize_qk, scale, as in :func:`complex_kda`.
+
+    Returns:
+        o [B, HV, V] in v's dtype, and the next state.
+
+    Example:
+        >>> x, state = torch.randn(1, 2, 4), torch.zeros(1, 2, 4, 4)
+        >>> o, state = complex_kda_step(x, x, x, -x.abs(), x[..., 0], state)
+        >>> o.shape, state.shape
+        (torch.Size([1, 2, 4]), torch.Size([1, 2, 4, 4]))
+    """
+    for name in ("initial_state", "output_final_state", "cu_seqlens"):
+        if name in options:
+            raise ValueError(
+                f"{name} is given to complex_kda_step; it must not be: one token goes from `state` to the next"
+            )
+    for name, x, rank in (("q", q, 3), ("k", k, 3), ("v", v, 3), ("g", g, 3), ("state", state, 4)):
+        if x.dim() != rank:
+            raise ValueError(f"the rank of {name} is {x.dim()} (shape {list(x.shape)}); it must be {rank} in one step")
+    if inplace and torch.is_grad_enabled() and state.requires_grad:
+        raise ValueError("state requires a gradient; it must not with inplace=True")
+
+    def at_time(x: Tensor | None) -> Any:
+        return None if x is None else x.unsqueeze(1)
+
+    extra = {"sign": at_time(sign), "erase": at_time(erase), "write": at_time(write), "initial_state": state}
+    token = (at_time(q), at_time(k), at_time(v), at_time(g), at_time(beta))
+    call = _call(*token, **extra, output_final_state=True, **options)
+    o, following = BACKENDS["reference"].forward(call)
+    if inplace:
+        following = state.copy_(following.detach())
+    return o.squeeze(1), following

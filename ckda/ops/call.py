@@ -1,0 +1,201 @@
+"""One call of the operator as data, and the preparation that the torch backends share.
+
+Legend of axes: B batch, T time, H query/key heads, HV value heads, G = HV / H, K key width, V value width, N sequences.
+The public layout is [B, T, HV, D]; inside, heads stand before time: [B, HV, T, D].
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ckda.ops.gate import beta_from_logit, gate_alpha, gate_backward
+
+__all__ = ["Call", "Gradients", "Norms", "Prepared", "Raw", "prepare", "prepare_backward"]
+
+
+class Call(NamedTuple):
+    """The arguments of :func:`ckda.complex_kda`, checked; tensors as the user gave them, options resolved."""
+
+    q: Tensor  #: [B, T, H, K]
+    k: Tensor  #: [B, T, H, K]
+    v: Tensor  #: [B, T, HV, V]
+    g: Tensor  #: [B, T, HV, K]
+    beta: Tensor | None  #: [B, T, HV]
+    sign: Tensor | None  #: int8 [B, T, HV, K]
+    A_log: Tensor | None  #: [HV]
+    dt_bias: Tensor | None  #: [HV * K]
+    erase: Tensor | None  #: [B, T, HV, K]
+    write: Tensor | None  #: [B, T, HV, V]
+    initial_state: Tensor | None  #: [N, HV, K, V]
+    cu_seqlens: Tensor | None  #: [N + 1]
+    gate: str | None
+    beta_range: int | None
+    normalize_qk: bool
+    scale: float
+    output_final_state: bool
+
+    @property
+    def group(self) -> int:
+        """G, the value heads that share one query/key head."""
+        return self.v.shape[2] // self.q.shape[2]
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        """The dtype of the state and of the torch backends' arithmetic: float64 if the inputs are, else float32."""
+        return torch.float64 if self.v.dtype == torch.float64 else torch.float32
+
+    @property
+    def num_sequences(self) -> int:
+        """N: the batch, or the members of a packed one."""
+        return self.q.shape[0] if self.cu_seqlens is None else self.cu_seqlens.numel() - 1
+
+    def zero_state(self) -> Tensor:
+        """[N, HV, K, V] of zeros."""
+        shape = (self.num_sequences, self.v.shape[2], self.q.shape[3], self.v.shape[3])
+        return self.v.new_zeros(shape, dtype=self.state_dtype)
+
+    def start_state(self) -> Tensor:
+        """[N, HV, K, V] the initial state in the state's dtype, zeros where none is given."""
+        return self.zero_state() if self.initial_state is None else self.initial_state.to(self.state_dtype)
+
+
+class Raw(NamedTuple):
+    """The per-token tensors of a call, heads before time, in the state's dtype."""
+
+    q: Tensor  #: [B, H, T, K]
+    k: Tensor  #: [B, H, T, K]
+    v: Tensor  #: [B, HV, T, V]
+    g: Tensor  #: [B, HV, T, K]
+    beta: Tensor | None  #: [B, HV, T, 1]
+    sign: Tensor | None  #: [B, HV, T, K]
+    erase: Tensor | None  #: [B, HV, T, K]
+    write: Tensor | None  #: [B, HV, T, V]
+
+
+class Prepared(NamedTuple):
+    """What the recurrence reads, one row a value head: with the prediction error y_t,
+
+    ``y_t = (w_t - (Diag(alpha_t) S_{t-1})^T a_t) / norm2_t``, ``S_t = Diag(alpha_t) S_{t-1} + rate_t k_t y_t^T``,
+    ``o_t = S_t^T q_t``. CKDA is a = k, w = v, rate = beta, and norm2 = |k|^2 of the normalised key as rounded (1 without
+    normalisation): the division keeps beta = 2 a reflection. Separate gates are a = erase * k, w = write * v, rate = 1.
+    """
+
+    q: Tensor  #: [B, HV, T, K] scaled query
+    k: Tensor  #: [B, HV, T, K] key
+    a: Tensor  #: [B, HV, T, K] erase key
+    w: Tensor  #: [B, HV, T, V] write value
+    alpha: Tensor  #: [B, HV, T, K] signed gate
+    rate: Tensor  #: [B, HV, T, 1]
+    norm2: Tensor  #: [B, HV, T, 1], float64 where the device has it
+
+
+class Norms(NamedTuple):
+    """What normalisation leaves for the backward pass: the inverse norms of q and k, zero for a zero vector."""
+
+    q: Tensor  #: [B, H, T, 1]
+    k: Tensor  #: [B, H, T, 1]
+
+
+class Gradients(NamedTuple):
+    """Gradients of a :class:`Call`, in their arguments' dtypes and layouts; None where the argument is None."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    beta: Tensor | None
+    A_log: Tensor | None
+    dt_bias: Tensor | None
+    erase: Tensor | None
+    write: Tensor | None
+    initial_state: Tensor | None
+
+
+def _inverse_norm(x: Tensor) -> Tensor:
+    """1 / |x| over the last axis, kept; zero for a zero vector. Nothing is added under the root."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return torch.where(norm > 0, norm, torch.inf).reciprocal()
+
+
+def _norm2(k: Tensor) -> Tensor:
+    """|k|^2 of the rounded unit key, [..., 1], in float64, for it differs from 1 by a rounding error; 1 for a zero key."""
+    norm2 = torch.linalg.vector_norm(k.detach().to(wide_dtype(k.device)), dim=-1, keepdim=True).square()
+    return torch.where(norm2 > 0, norm2, 1)
+
+
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """float64 where the device has it: what is repeated at every step must not be off in the same direction each time."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def _expand_heads(x: Tensor, group: int) -> Tensor:
+    """[B, H, T, K] -> [B, HV, T, K]: value head j reads head j // G."""
+    return x if group == 1 else x.repeat_interleave(group, dim=1)
+
+
+def _sum_groups(dx: Tensor, group: int) -> Tensor:
+    return dx if group == 1 else dx.unflatten(1, (-1, group)).sum(2)
+
+
+def _beta(call: Call, raw: Raw) -> Tensor:
+    assert raw.beta is not None
+    return raw.beta if call.beta_range is None else beta_from_logit(raw.beta, call.beta_range)
+
+
+def prepare(call: Call, raw: Raw) -> tuple[Prepared, Norms | None]:
+    """Norm, gate, learning rate and scale; differentiable."""
+    q, k, norms = raw.q * call.scale, raw.k, None
+    norm2 = torch.ones((), dtype=wide_dtype(k.device), device=k.device).expand(*raw.v.shape[:-1], 1)
+    if call.normalize_qk:
+        norms = Norms(_inverse_norm(raw.q), _inverse_norm(raw.k))
+        q, k = raw.q * (norms.q * call.scale), raw.k * norms.k
+        norm2 = _expand_heads(_norm2(k), call.group)
+    q, k = _expand_heads(q, call.group), _expand_heads(k, call.group)
+    if raw.erase is not None and raw.write is not None:
+        a, w, rate = raw.erase * k, raw.write * raw.v, torch.ones_like(raw.v[..., :1])
+    else:
+        a, w, rate = k, raw.v, _beta(call, raw)
+    if call.gate is not None:
+        alpha = gate_alpha(call.gate, raw.g, call.A_log, call.dt_bias, head_axis=-3)
+    else:
+        alpha = raw.g.exp() if raw.sign is None else raw.g.exp() * raw.sign
+    return Prepared(q, k, a, w, alpha, rate, norm2), norms
+
+
+def _norm_backward(dy: Tensor, y: Tensor, inverse: Tensor, length: float = 1.0) -> Tensor:
+    """Gradient of x from that of y = x * inverse * length, inverse = 1 / |x|; overwrites dy."""
+    along = torch.linalg.vecdot(y, dy).unsqueeze(-1) * (length**-2 if length else 0.0)
+    return dy.addcmul_(y, along, value=-1).mul_(inverse * length)
+
+
+def prepare_backward(
+    call: Call, raw: Raw, x: Prepared, norms: Norms | None, dx: Prepared
+) -> tuple[Raw, Tensor | None, Tensor | None]:
+    """The gradients of :func:`prepare`, by hand: of `raw` (sign: None), A_log and dt_bias. Overwrites dx.
+
+    Args:
+        raw: of which q and k are not read. x, norms: what :func:`prepare` returned, of which q and k are read.
+        dx: gradients of x; dx.alpha is that of log|alpha|, which stays finite where alpha is zero. Where a is k, dx.k
+            already holds both gradients. norm2 has none: it is 1 but for rounding.
+    """
+    dk, dv, derase, dwrite, dbeta = dx.k, dx.w, None, None, None
+    if raw.erase is not None and raw.write is not None:
+        derase, dwrite = dx.a * x.k, dx.w * raw.v
+        dk, dv = dk.addcmul_(dx.a, raw.erase), dx.w * raw.write
+    else:
+        assert raw.beta is not None
+        dbeta = dx.rate
+        if call.beta_range is not None:
+            dbeta = dbeta * call.beta_range * torch.sigmoid(raw.beta) * torch.sigmoid(-raw.beta)
+    dq, dk = _sum_groups(dx.q, call.group), _sum_groups(dk, call.group)
+    if norms is not None:
+        first = slice(None, None, call.group)
+        dq = _norm_backward(dq, x.q[:, first], norms.q, call.scale)
+        dk = _norm_backward(dk, x.k[:, first], norms.k)
+    else:
+        dq = dq.mul_(call.scale)
+    dg, dA_log, ddt_bias = dx.alpha, None, None
+    if call.gate is not None:
+        dg, dA_log, ddt_bias = gate_backward(call.gate, dg, raw.g, call.A_log, call.dt_bias, head_axis=-3)
+    return Raw(dq, dk, dv, dg, dbeta, None, derase, dwrite), dA_log, ddt_bias

@@ -1,0 +1,528 @@
+"""The WY chunk form in plain torch, with a hand-written backward: any device, any dtype, no logarithm of the gate.
+
+With the prediction error y_t (ckda/ops/call.py) the recurrence is S_t = Diag(alpha_t) S_{t-1} + k_t u_t^T, u_t = rate_t y_t.
+So inside a chunk that starts from S, with Gamma_i = prod_{l<=i} alpha_l, signed,
+
+    S_i = Gamma_i S + sum_{j<=i} (Gamma_i / Gamma_j) k_j u_j^T,   G_ij = a_i^T Diag(Gamma_i / Gamma_j) k_j  (j < i),
+    (Diag(norm2) + G Diag(rate)) y = w - (a * Gamma) S.
+
+Gamma_i / Gamma_j is never a quotient. For i in the right and j in the left half of a block it is P_i Q_j, with P_i the
+product of alpha from the middle to i and Q_j the product from j + 1 to the middle. Halves of halves give every pair
+(i, j) exactly once, as one small matrix product per block: `_climb` builds all P and Q by multiplications alone. So
+no factor exceeds one, alpha = 0 and alpha = +-1 are exact, signs cost nothing (app:gauge), nothing overflows
+however strong the decay, and the gradient of log|alpha_t| is a sum over exactly those pairs that span t: no cancellation.
+
+G and the triangular inverse are in float64: with equal keys a rounding error of either is the same in every chunk, and an
+orthogonal transition never forgets it. Everything else is in the state's dtype.
+
+Legend of axes: R = B * HV rows, NC chunks, C chunk, M = R * NC, K key width, V value width, h half a block.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ckda.ops.call import Call, Gradients, Norms, Prepared, Raw, prepare, prepare_backward, wide_dtype
+
+__all__ = ["backward", "chunk_size", "forward", "saved_like"]
+
+MAX_CHUNK = 64
+SMALL_HEAD, SMALL_CHUNK = 32, 16  # where C x C matrices would outweigh the tensors they are made from
+_BASE = 16  # diagonal blocks inverted by forward substitution; larger ones are merged
+
+
+def chunk_size(T: int, K: int, V: int) -> int:
+    """C: 64, 16 for small heads, or the power of two that holds a shorter sequence. Never by B or H: batching changes no bit."""
+    return min(SMALL_CHUNK if max(K, V) <= SMALL_HEAD else MAX_CHUNK, 1 << (T - 1).bit_length())
+
+
+# Layout: [B, T, HV, D] <-> [R, NC, C, D] -----------------------------------------------------------------------------
+
+
+def _num_chunks(call: Call, C: int) -> int:
+    """NC; for packed sequences as many as could ever be needed, known without reading cu_seqlens (no synchronisation)."""
+    T = call.q.shape[1]
+    return -(-T // C) if call.cu_seqlens is None else T // C + call.num_sequences
+
+
+class _Layout:
+    """Where each token lives. Every sequence starts a chunk; packed sequences are laid end to end, B = 1."""
+
+    def __init__(self, call: Call):
+        self.B, self.T, self.HV = call.v.shape[:3]
+        self.C = chunk_size(self.T, call.q.shape[-1], call.v.shape[-1])
+        self.NC = _num_chunks(call, self.C)
+        self.packed = call.cu_seqlens is not None
+        if call.cu_seqlens is None:
+            return
+        cu, device = call.cu_seqlens.long(), call.q.device
+        N = cu.numel() - 1
+        count = (cu.diff() + self.C - 1) // self.C  # [N] chunks of each sequence
+        ends = count.cumsum(0)
+        starts = ends - count
+        slot = torch.arange(self.NC, device=device)
+        self.sequence = torch.searchsorted(ends, slot, right=True).clamp_max(N - 1)  # [NC]
+        self.first = slot == starts[self.sequence]  # [NC] bool: the slot starts its sequence
+        self.last = slot == ends[self.sequence] - 1
+        self.first_slot, self.last_slot, self.empty = starts, ends - 1, count == 0  # [N]
+        token = torch.arange(self.T, device=device)
+        owner = torch.searchsorted(cu[1:], token, right=True).clamp_max(N - 1)
+        self.place = starts[owner] * self.C + token - cu[owner]  # [T] where token t lies among the NC * C places
+
+    def split(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """[B, T, HV, D] -> [B, HV, NC * C, D] in `dtype`, contiguous, padded with zeros."""
+        B, T, HV, D = x.shape
+        out = x.new_empty(B, HV, self.NC * self.C, D, dtype=dtype)
+        if self.packed:
+            out.zero_()[0, :, self.place] = x[0].transpose(0, 1).to(dtype)
+        else:
+            out[:, :, :T] = x.transpose(1, 2)
+            out[:, :, T:] = 0
+        return out
+
+    def join(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """[B, HV, NC * C, D] -> [B, T, HV, D] in `dtype`, contiguous."""
+        x = x[:, :, self.place] if self.packed else x[:, :, : self.T]
+        return x.transpose(1, 2).to(dtype, memory_format=torch.contiguous_format)
+
+    def rows(self, *tensors: Tensor) -> "_Carry":
+        """[M, ...] each -> [R, NC, ...]."""
+        return _Carry(*(x.unflatten(0, (self.B * self.HV, self.NC)) for x in tensors))
+
+    def fill_padding(self, x: Tensor, value: float) -> Tensor:
+        """Set [B, HV, NC * C, D] where no token lies, in place: alpha = 1 there makes the transition the identity."""
+        if self.packed:
+            free = torch.ones(self.NC * self.C, dtype=torch.bool, device=x.device)
+            free[self.place] = False
+            return x.masked_fill_(free[:, None], value)
+        x[:, :, self.T :] = value
+        return x
+
+    def final(self, states: Tensor, initial: Tensor) -> Tensor:
+        """States after each chunk [R, NC, K, V] -> one per sequence [N, HV, K, V]; an empty one keeps its initial state."""
+        if not self.packed:
+            return states[:, -1].unflatten(0, (self.B, self.HV))
+        chosen = states[:, self.last_slot.clamp_min(0)].transpose(0, 1)
+        return torch.where(self.empty[:, None, None, None], initial, chosen)
+
+
+# The chunk's matrices ------------------------------------------------------------------------------------------------
+
+
+def _halves(x: Tensor, h: int) -> tuple[Tensor, Tensor]:
+    """[M, C, D] -> left and right halves of its blocks of 2h, views [M, C / 2h, h, D]."""
+    left, right = x.view(x.shape[0], -1, 2, h, x.shape[-1]).unbind(2)
+    return left, right
+
+
+def _block(A: Tensor, h: int) -> Tensor:
+    """The lower left quarters of A's diagonal blocks of 2h: [..., C, C] -> view [..., C / 2h, h, h]."""
+    C = A.shape[-1]
+    *lead, row, column = A.stride()
+    offset = A.storage_offset() + h * row
+    return A.as_strided((*A.shape[:-2], C // (2 * h), h, h), (*lead, 2 * h * (row + column), row, column), offset)
+
+
+def _diagonal_block(A: Tensor, h: int) -> Tensor:
+    """A's diagonal blocks of h: [..., C, C] -> view [..., C / h, h, h]."""
+    C = A.shape[-1]
+    *lead, row, column = A.stride()
+    return A.as_strided((*A.shape[:-2], C // h, h, h), (*lead, h * (row + column), row, column), A.storage_offset())
+
+
+class _Level(NamedTuple):
+    """Decays inside the blocks of 2h: from the middle to i (right half), from j + 1 to the middle (left half)."""
+
+    h: int
+    P: Tensor  #: [M, C / 2h, h, K]
+    Q: Tensor  #: [M, C / 2h, h, K]
+
+
+def _climb(P: Tensor, Q: Tensor) -> Iterator[_Level]:
+    """The levels from pairs of tokens upwards, as views of P [M, C, K] (alpha at first) and Q (ones at first).
+
+    After the last level P holds the products from the chunk's start and Q those to its end.
+    """
+    h = 1
+    while h < P.shape[1]:
+        (P_left, P_right), (Q_left, _) = _halves(P, h), _halves(Q, h)
+        yield _Level(h, P_right, Q_left)
+        Q_left *= P_right[:, :, -1:]
+        P_right *= P_left[:, :, -1:]
+        h *= 2
+
+
+def _decays(alpha: Tensor) -> tuple[list[_Level], Tensor, Tensor]:
+    """All levels as copies, and P and Q of the whole chunk."""
+    P, Q = alpha.clone(), torch.ones_like(alpha)
+    return [_Level(level.h, level.P.clone(), level.Q.clone()) for level in _climb(P, Q)], P, Q
+
+
+class _Pairs(NamedTuple):
+    """Decayed factors of one level: rows q and a from the right half, columns k from the left half."""
+
+    rows: Tensor  #: [M * C / 2h, 2h, K]
+    columns: Tensor  #: [M * C / 2h, h, K]
+
+
+def _pairs(level: _Level, q: Tensor, k: Tensor, a: Tensor) -> _Pairs:
+    M, blocks, h, K = level.P.shape
+    rows = q.new_empty(M, blocks, 2, h, K)
+    torch.mul(_halves(q, h)[1], level.P, out=rows[:, :, 0])
+    torch.mul(_halves(a, h)[1], level.P, out=rows[:, :, 1])
+    columns = _halves(k, h)[0] * level.Q
+    return _Pairs(rows.view(-1, 2 * h, K), columns.view(-1, h, K))
+
+
+def _scores(x: Prepared) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q_i^T (Gamma_i / Gamma_j) k_j for j <= i, and G, float64, of which only the strict lower triangle is set; P and Q."""
+    M, C, _ = x.q.shape
+    scores = x.q.new_zeros(M, C, C)
+    G = x.q.new_empty(M, C, C, dtype=wide_dtype(x.q.device))
+    P, Q = x.alpha.clone(), torch.ones_like(x.alpha)
+    for level in _climb(P, Q):
+        shape, h = level.P.shape, level.h
+        columns = (_halves(x.k, h)[0] * level.Q).view(-1, h, shape[-1])
+        q_rows, a_rows = ((_halves(y, h)[1] * level.P).view(-1, h, shape[-1]) for y in (x.q, x.a))
+        _block(scores, h).copy_(torch.bmm(q_rows, columns.mT).view(*shape[:2], h, h))
+        _block(G, h).copy_(torch.bmm(a_rows.to(G.dtype), columns.to(G.dtype).mT).view(*shape[:2], h, h))
+    torch.linalg.vecdot(x.q, x.k, out=scores.diagonal(dim1=-2, dim2=-1))
+    return scores, G, P, Q
+
+
+def _inverse(A: Tensor) -> Tensor:
+    """The inverse of a lower triangular A [M, C, C]: forward substitution on blocks of 16, then exact block merges.
+
+    Only the lower triangle of A is read.
+    """
+    C = A.shape[-1]
+    base = min(_BASE, C)
+    inverse = torch.zeros_like(A)
+    eye = torch.eye(base, dtype=A.dtype, device=A.device)
+    blocks = _diagonal_block(A, base)
+    _diagonal_block(inverse, base).copy_(torch.linalg.solve_triangular(blocks, eye.expand_as(blocks), upper=False))
+    h = base
+    while h < C:
+        left, right = _diagonal_block(inverse, h).unflatten(-3, (-1, 2)).unbind(-3)
+        _block(inverse, h).copy_((right @ _block(A, h) @ left).neg_())
+        h *= 2
+    return inverse
+
+
+def _solver(G: Tensor, rate: Tensor, norm2: Tensor) -> Tensor:
+    """(Diag(norm2) + G Diag(rate))^-1 [M, C, C] in float64; rate and norm2 [M, C, 1]."""
+    A = G * rate.mT
+    A.diagonal(dim1=-2, dim2=-1).copy_(norm2.squeeze(-1))
+    return _inverse(A)
+
+
+# The state pass ------------------------------------------------------------------------------------------------------
+
+
+class _Carry(NamedTuple):
+    """What the state pass reads, [R, NC, C, .] each."""
+
+    Y: Tensor  #: solver @ w; in the reverse pass the gradient of u inside the chunk
+    W: Tensor  #: solver @ (a * P)
+    kQ: Tensor  #: keys decayed to the chunk's end
+    rate: Tensor  #: [R, NC, C, 1]
+    total: Tensor  #: [R, NC, K, 1] decay of the whole chunk
+
+
+def _state_pass(layout: _Layout, x: _Carry, initial: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """y [R, NC, C, V], the states at each chunk's start [R, NC, K, V], and the final states [N, HV, K, V]."""
+    R, NC, _, K = x.kQ.shape
+    states = x.Y.new_empty(R, NC, K, x.Y.shape[-1])
+    y = torch.empty_like(x.Y)
+    S = initial[0] if layout.packed else initial.flatten(0, 1)
+    after = []
+    for c in range(NC):
+        if layout.packed:  # where a sequence begins, its own initial state
+            S = torch.where(layout.first[c], initial[layout.sequence[c]], S)
+        states[:, c] = S
+        y_c = torch.baddbmm(x.Y[:, c], x.W[:, c], S, alpha=-1)
+        y[:, c] = y_c
+        S = torch.baddbmm(S * x.total[:, c], x.kQ[:, c].mT, y_c * x.rate[:, c])
+        if layout.packed:
+            after.append(S)
+    final = layout.final(torch.stack(after, 1), initial) if layout.packed else S.unflatten(0, (layout.B, layout.HV))
+    return y, states, final
+
+
+def _reverse_state_pass(layout: _Layout, x: _Carry, dS_local: Tensor, dfinal: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The adjoint of :func:`_state_pass`: du completed, gradients of the states after each chunk and of the initial ones."""
+    dafter, dbefore, du = torch.empty_like(dS_local), [], torch.empty_like(x.Y)
+    dS = torch.zeros_like(dS_local[:, 0]) if layout.packed else dfinal.flatten(0, 1)
+    for c in reversed(range(layout.NC)):
+        if layout.packed:
+            dS = torch.where(layout.last[c], dfinal[layout.sequence[c]], dS)
+        dafter[:, c] = dS
+        du_c = torch.baddbmm(x.Y[:, c], x.kQ[:, c], dS)
+        du[:, c] = du_c
+        dS = torch.addcmul(dS_local[:, c], dS, x.total[:, c])
+        dS = torch.baddbmm(dS, x.W[:, c].mT, du_c * x.rate[:, c], alpha=-1)
+        dbefore.append(dS)
+    if not layout.packed:
+        return du, dafter, dS.unflatten(0, (layout.B, layout.HV))
+    first = torch.stack(dbefore[::-1], 1)[:, layout.first_slot.clamp_max(layout.NC - 1)].transpose(0, 1)
+    return du, dafter, torch.where(layout.empty[:, None, None, None], dfinal, first)
+
+
+# Forward and backward ------------------------------------------------------------------------------------------------
+
+
+def _raw(call: Call, layout: _Layout) -> Raw:
+    def split(x: Tensor | None) -> Tensor | None:
+        return None if x is None else layout.split(x, call.state_dtype)
+
+    beta = None if call.beta is None else call.beta.unsqueeze(-1)
+    return Raw(*map(split, (call.q, call.k, call.v, call.g, beta, call.sign, call.erase, call.write)))  # type: ignore[arg-type]
+
+
+def _chunks(x: Tensor, C: int) -> Tensor:
+    """[B, HV, NC * C, D] -> [M, C, D], a view."""
+    return x.view(-1, C, x.shape[-1])
+
+
+def _stateless(call: Call, layout: _Layout) -> bool:
+    """One chunk from a zero state: nothing is carried, and only the attention-like part remains."""
+    return layout.NC == 1 and call.initial_state is None
+
+
+class _Saved(NamedTuple):
+    """What :func:`forward` leaves for :func:`backward`: chunks of :class:`Prepared`, and what was made from them."""
+
+    q: Tensor  #: [M, C, K]
+    k: Tensor  #: [M, C, K]
+    a: Tensor  #: [M, C, K]; empty where it is k
+    v: Tensor  #: [M, C, V] values as given; empty where they are not read again
+    alpha: Tensor  #: [M, C, K]
+    rate: Tensor  #: [M, C, 1]
+    scores: Tensor  #: [M, C, C]
+    G: Tensor  #: [M, C, C] of which only the strict lower triangle is set; empty where a is given
+    solver: Tensor  #: [M, C, C]
+    y: Tensor  #: [M, C, V]
+    states: Tensor  #: [R, NC, K, V] at each chunk's start; NC = 0 where none is carried
+    q_norm: Tensor  #: [B, H, NC * C, 1], as :class:`Norms`; empty without normalisation
+    k_norm: Tensor
+
+
+def saved_like(call: Call) -> list[Tensor]:
+    """Empty tensors of the shapes that :func:`forward` saves."""
+    B, T, H, K = call.q.shape
+    HV, V = call.v.shape[2:]
+    C = chunk_size(T, K, V)
+    NC = _num_chunks(call, C)
+    M = B * HV * NC
+    separate = call.erase is not None
+    keys, values, square, none = (M, C, K), (M, C, V), (M, C, C), (0,)
+    norm = (B, H, NC * C, 1) if call.normalize_qk else none
+    shapes = {
+        "q": keys,
+        "k": keys,
+        "a": keys if separate else none,
+        "v": values if separate else none,
+        "alpha": keys,
+        "rate": (M, C, 1),
+        "scores": square,
+        "G": none if separate else square,
+        "solver": square,
+        "y": values,
+        "states": (B * HV, NC if NC > 1 or call.initial_state is not None else 0, K, V),
+        "q_norm": norm,
+        "k_norm": norm,
+    }
+    return [torch.empty(shapes[name], dtype=call.state_dtype, device=call.v.device) for name in _Saved._fields]
+
+
+def forward(call: Call) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """o [B, T, HV, V], the final state [N, HV, K, V], and what :func:`backward` reads again."""
+    layout = _Layout(call)
+    C, NC, dtype = layout.C, layout.NC, call.state_dtype
+    raw = _raw(call, layout)
+    prepared, norms = prepare(call, raw)
+    layout.fill_padding(prepared.alpha, 1.0)
+    x = Prepared(*(_chunks(t, C) for t in prepared))
+    scores, G, P, Q = _scores(x)
+    wide = _solver(G, x.rate, x.norm2)
+    solver = wide.to(dtype)
+    y = solver @ x.w
+    if _stateless(call, layout):
+        states = y.new_empty(layout.B * layout.HV, 0, x.k.shape[-1], y.shape[-1])
+        u = y * x.rate
+        o = scores @ u
+        final = call.zero_state()
+        if call.output_final_state:
+            final = ((x.k * Q).mT @ u).unflatten(0, (layout.B, layout.HV))
+    else:
+        W = (wide @ (x.a * P).to(wide.dtype)).to(dtype)
+        carry = layout.rows(y, W, x.k * Q, x.rate, P[:, -1].unsqueeze(-1))
+        y, states, final = _state_pass(layout, carry, call.start_state())
+        y = y.flatten(0, 1)
+        o = torch.baddbmm(scores @ (y * x.rate), x.q * P, states.flatten(0, 1))
+    o = layout.join(o.view(layout.B, layout.HV, NC * C, -1), call.v.dtype)
+    separate = call.erase is not None
+    kept = _Saved(
+        q=x.q,
+        k=x.k,
+        a=x.a if separate else y.new_empty(0),
+        v=_chunks(raw.v, C) if separate else y.new_empty(0),
+        alpha=x.alpha,
+        rate=x.rate,
+        scores=scores,
+        G=y.new_empty(0) if separate else G.to(dtype),
+        solver=solver,
+        y=y,
+        states=states,
+        q_norm=y.new_empty(0) if norms is None else norms.q,
+        k_norm=y.new_empty(0) if norms is None else norms.k,
+    )
+    return o, final, [*kept]
+
+
+class _Grads(NamedTuple):
+    """Gradients of the chunks, [M, C, .]; `log_P` and `log_Q` of the decays over the whole chunk."""
+
+    r: Tensor  #: of w
+    q: Tensor
+    k: Tensor
+    a: Tensor  #: the same tensor as k where a is k
+    log_P: Tensor
+    log_Q: Tensor
+
+
+def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None) -> Gradients:
+    """Gradients of everything :class:`Gradients` names, from do [B, T, HV, V] and dfinal [N, HV, K, V] or None."""
+    x = _Saved(*saved)
+    if call.erase is None:
+        x = x._replace(a=x.k)
+    layout = _Layout(call)
+    do = _chunks(layout.split(do, call.state_dtype), layout.C)
+    levels, P, Q = _decays(x.alpha)
+    u = x.y * x.rate
+    du = x.scores.mT @ do
+    if _stateless(call, layout):
+        du, grads, dstate = *_stateless_backward(x, Q, u, du, dfinal), None
+    else:
+        du, grads, dstate = _carried_backward(call, layout, x, P, Q, u, du, do, dfinal)
+    dscores, dG = do @ u.mT, (grads.r @ u.mT).neg_()
+    diagonal = dscores.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+    grads.q.addcmul_(diagonal, x.k)
+    grads.k.addcmul_(diagonal, x.q)
+    drate = None
+    if call.erase is None:
+        drate = torch.linalg.vecdot(du - x.G.tril(-1).mT @ grads.r, x.y).unsqueeze(-1)
+    dlog = _levels_backward(levels, x, dscores, dG, grads)
+    return _finish(call, layout, x, grads, dlog, drate, dstate)
+
+
+def _stateless_backward(x: _Saved, Q: Tensor, u: Tensor, du: Tensor, dfinal: Tensor | None) -> tuple[Tensor, _Grads]:
+    """du completed by the final state's gradient, and the gradients that do not pass through the scores."""
+    dq, dk, da, log_P, log_Q = (torch.zeros_like(x.k) for _ in range(5))
+    if dfinal is not None:
+        kQ, dS = x.k * Q, dfinal.to(du.dtype).flatten(0, 1)
+        du = torch.baddbmm(du, kQ, dS)
+        dkQ = u @ dS.mT
+        dk, log_Q = dkQ * Q, dkQ * kQ
+    r = x.solver.mT @ (du * x.rate)
+    return du, _Grads(r, dq, dk, dk if x.a is x.k else da, log_P, log_Q)
+
+
+def _carried_backward(
+    call: Call,
+    layout: _Layout,
+    x: _Saved,
+    P: Tensor,
+    Q: Tensor,
+    u: Tensor,
+    du: Tensor,
+    do: Tensor,
+    dfinal: Tensor | None,
+) -> tuple[Tensor, _Grads, Tensor]:
+    """:func:`_stateless_backward` with states carried between chunks, and the gradient of the initial states."""
+    qP, aP, kQ, S = x.q * P, x.a * P, x.k * Q, x.states.flatten(0, 1)
+    carry = layout.rows(du, x.solver @ aP, kQ, x.rate, P[:, -1].unsqueeze(-1))
+    dlast = call.zero_state() if dfinal is None else dfinal.to(du.dtype)
+    du, dafter, dstate = _reverse_state_pass(layout, carry, (qP.mT @ do).view_as(x.states), dlast)
+    du, dafter = du.flatten(0, 1), dafter.flatten(0, 1)
+    r = x.solver.mT @ (du * x.rate)
+    dqP, daP, dkQ = do @ S.mT, (r @ S.mT).neg_(), u @ dafter.mT
+    log_P = qP.mul_(dqP).addcmul_(aP, daP)
+    log_P[:, -1] += torch.linalg.vecdot(dafter, S) * P[:, -1]
+    log_Q = kQ.mul_(dkQ)
+    dk, da = dkQ.mul_(Q), daP.mul_(P)
+    if x.a is x.k:
+        dk = da = dk.add_(da)
+    return du, _Grads(r, dqP.mul_(P), dk, da, log_P, log_Q), dstate
+
+
+def _levels_backward(levels: list[_Level], x: _Saved, dscores: Tensor, dG: Tensor, grads: _Grads) -> Tensor:
+    """The adjoint of :func:`_scores`; adds to the gradients of q, k and a and returns dlog|alpha| [M, C, K].
+
+    grads.log_P and .log_Q are first those of the whole chunk, then level by level downwards; at blocks of one token
+    log P is log|alpha| itself.
+    """
+    for level in reversed(levels):
+        h = level.h
+        rows, columns = _pairs(level, x.q, x.k, x.a)
+        (p_left, p_right), (q_left, _) = _halves(grads.log_P, h), _halves(grads.log_Q, h)
+        p_left[:, :, -1] += p_right.sum(2)
+        p_right[:, :, -1] += q_left.sum(2)
+        dblock = torch.stack((_block(dscores, h), _block(dG, h)), 2).view(-1, 2 * h, h)
+        drows = torch.bmm(dblock, columns).view(*level.P.shape[:2], 2, h, -1)
+        dcolumns = torch.bmm(dblock.mT, rows).view_as(level.Q)
+        rows = rows.view_as(drows)
+        for dx, row in ((grads.q, 0), (grads.a, 1)):
+            _halves(dx, h)[1].addcmul_(drows[:, :, row], level.P)
+            p_right.addcmul_(drows[:, :, row], rows[:, :, row])
+        _halves(grads.k, h)[0].addcmul_(dcolumns, level.Q)
+        q_left.addcmul_(dcolumns, columns.view_as(level.Q))
+    return grads.log_P
+
+
+def _finish(
+    call: Call,
+    layout: _Layout,
+    x: _Saved,
+    grads: _Grads,
+    dlog: Tensor,
+    drate: Tensor | None,
+    dstate: Tensor | None,
+) -> Gradients:
+    """From gradients of the prepared chunks to gradients of the call."""
+
+    def heads(t: Tensor) -> Tensor:
+        return t.view(layout.B, layout.HV, layout.NC * layout.C, -1)
+
+    def split(t: Tensor | None) -> Tensor | None:
+        return None if t is None else layout.split(t, call.state_dtype)
+
+    def join(t: Tensor | None, like: Tensor | None) -> Tensor | None:
+        return None if t is None or like is None else layout.join(t, like.dtype)
+
+    beta = None if call.beta is None else call.beta.unsqueeze(-1)
+    g = call.g if call.gate is None else layout.split(call.g, call.state_dtype)
+    v = heads(x.v) if x.v.numel() else x.v
+    raw = Raw(x.q, x.k, v, g, split(beta), None, split(call.erase), split(call.write))
+    q, k = heads(x.q), heads(x.k)
+    prepared = Prepared(q, k, k, v, k, x.rate, x.rate)
+    norms = Norms(x.q_norm, x.k_norm) if call.normalize_qk else None
+    rate = x.rate if drate is None else drate
+    dx = Prepared(*map(heads, (grads.q, grads.k, grads.a, grads.r, dlog, rate, rate)))
+    layout.fill_padding(dx.alpha, 0.0)
+    draw, dA_log, ddt_bias = prepare_backward(call, raw, prepared, norms, dx)
+    dbeta = join(draw.beta, call.beta)
+    return Gradients(
+        q=layout.join(draw.q, call.q.dtype),
+        k=layout.join(draw.k, call.k.dtype),
+        v=layout.join(draw.v, call.v.dtype),
+        g=layout.join(draw.g, call.g.dtype),
+        beta=None if dbeta is None else dbeta.squeeze(-1),
+        A_log=dA_log,
+        dt_bias=ddt_bias,
+        erase=join(draw.erase, call.erase),
+        write=join(draw.write, call.write),
+        initial_state=None if call.initial_state is None or dstate is None else dstate.to(call.initial_state.dtype),
+    )

@@ -1,0 +1,143 @@
+"""The operator as one node: a registered custom op with fake, autograd and vmap rules. The backend is one of its arguments."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ckda.ops.call import Call, Gradients
+from ckda.ops.registry import BACKENDS, Backend
+
+__all__ = ["apply"]
+
+_TENSORS = Call._fields[: Call._fields.index("gate")]
+_SCHEMA = (
+    "Tensor q, Tensor k, Tensor v, Tensor g, Tensor? beta, Tensor? sign, Tensor? A_log, Tensor? dt_bias, "
+    "Tensor? erase, Tensor? write, Tensor? initial_state, Tensor? cu_seqlens, str? gate, int? beta_range, "
+    "bool normalize_qk, float scale, bool output_final_state, str backend"
+)
+
+
+def _split_arguments(arguments: tuple) -> tuple[Call, Backend]:
+    *call, backend = arguments
+    return Call(*call), BACKENDS[backend]
+
+
+def _empty_state(call: Call) -> Tensor:
+    return call.v.new_empty(0, dtype=call.state_dtype)
+
+
+@torch.library.custom_op("ckda::complex_kda", mutates_args=(), schema=f"({_SCHEMA}, bool save) -> Tensor[]")
+def _forward(*arguments: Any) -> list[Tensor]:
+    """[o, state or empty, *saved]."""
+    *rest, save = arguments
+    call, backend = _split_arguments(tuple(rest))
+    o, state, saved = backend.forward(call)
+    return [o, state if call.output_final_state else _empty_state(call), *(saved if save else ())]
+
+
+@_forward.register_fake
+def _forward_fake(*arguments: Any) -> list[Tensor]:
+    *rest, save = arguments
+    call, backend = _split_arguments(tuple(rest))
+    assert backend.saved_like is not None
+    state = call.zero_state() if call.output_final_state else _empty_state(call)
+    return [
+        torch.empty_like(call.v, memory_format=torch.contiguous_format),
+        state,
+        *(backend.saved_like(call) if save else ()),
+    ]
+
+
+@torch.library.custom_op(
+    "ckda::complex_kda_backward",
+    mutates_args=(),
+    schema=f"(Tensor do, Tensor? dstate, Tensor[] saved, {_SCHEMA}) -> Tensor[]",
+)
+def _backward(do: Tensor, dstate: Tensor | None, saved: list[Tensor], *arguments: Any) -> list[Tensor]:
+    """The gradients that are not None, in the order of :class:`Gradients`."""
+    call, backend = _split_arguments(arguments)
+    assert backend.backward is not None
+    return [grad for grad in backend.backward(call, saved, do, dstate) if grad is not None]
+
+
+def _differentiable(call: Call) -> list[str]:
+    """The names of :class:`Gradients` whose arguments are given."""
+    return [name for name in Gradients._fields if getattr(call, name) is not None]
+
+
+@_backward.register_fake
+def _backward_fake(do: Tensor, dstate: Tensor | None, saved: list[Tensor], *arguments: Any) -> list[Tensor]:
+    call, _ = _split_arguments(arguments)
+    return [torch.empty_like(getattr(call, name)) for name in _differentiable(call)]
+
+
+def _refuse_second_derivative(ctx: Any, *grads: Any) -> Any:
+    raise NotImplementedError(
+        "complex_kda has no second derivative in this backend; backend='reference' differentiates to any order"
+    )
+
+
+def _nothing_to_save(ctx: Any, inputs: tuple, output: Any) -> None:
+    """The second derivative is refused, so nothing is kept for it."""
+
+
+torch.library.register_autograd("ckda::complex_kda_backward", _refuse_second_derivative, setup_context=_nothing_to_save)
+
+
+def _setup_context(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
+    *arguments, _ = inputs
+    num = len(_TENSORS)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*arguments[:num], *output[2:])
+    ctx.options = arguments[num:]
+
+
+def _autograd(ctx: Any, grads: list[Tensor | None]) -> tuple:
+    num = len(_TENSORS)
+    tensors, saved = ctx.saved_tensors[:num], list(ctx.saved_tensors[num:])
+    call, _ = _split_arguments((*tensors, *ctx.options))
+    do, dstate = grads[0], grads[1]
+    if do is None:
+        do = torch.zeros_like(call.v)
+    results = torch.ops.ckda.complex_kda_backward(do.contiguous(), dstate, saved, *tensors, *ctx.options)
+    by_name = dict(zip(_differentiable(call), results, strict=True))
+    return *(by_name.get(name) for name in _TENSORS), *(None for _ in ctx.options), None
+
+
+torch.library.register_autograd("ckda::complex_kda", _autograd, setup_context=_setup_context)
+
+
+def _vmap(info: Any, in_dims: tuple, *arguments: Any) -> tuple[list[Tensor], list[int | None]]:
+    """A mapped axis R becomes part of the head axis, where A_log and dt_bias can differ: one larger call."""
+    *rest, save = arguments
+    num, R = len(_TENSORS), info.batch_size
+    folded = {}
+    for name, x, dim in zip(_TENSORS, rest[:num], in_dims[:num], strict=True):
+        folded[name] = None if x is None else _fold(name, x, dim, R)
+    outputs = torch.ops.ckda.complex_kda(*folded.values(), *rest[num:], save)
+    o, state = outputs[0].unflatten(2, (R, -1)), outputs[1]
+    state_dim = None
+    if state.numel():
+        state, state_dim = state.unflatten(1, (R, -1)), 1
+    return [o, state, *outputs[2:]], [2, state_dim, *(None for _ in outputs[2:])]
+
+
+def _fold(name: str, x: Tensor, dim: int | None, R: int) -> Tensor:
+    if name == "cu_seqlens":
+        if dim is not None:
+            raise ValueError("cu_seqlens is mapped by vmap; it must be the same for all")
+        return x
+    x = x.unsqueeze(0).expand(R, *x.shape) if dim is None else x.movedim(dim, 0)
+    axis = {"A_log": 0, "dt_bias": 0, "initial_state": 1}.get(name, 2)
+    return x.movedim(0, axis).flatten(axis, axis + 1)
+
+
+torch.library.register_vmap("ckda::complex_kda", _vmap)
+
+
+def apply(call: Call, backend: str) -> tuple[Tensor, Tensor]:
+    """o and the final state (empty unless asked for), by a backend that has its own backward."""
+    save = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in call)
+    outputs = torch.ops.ckda.complex_kda(*call, backend, save)
+    return outputs[0], outputs[1]
