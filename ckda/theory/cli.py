@@ -88,11 +88,12 @@ def _verify(args: argparse.Namespace) -> int:
     partial = out / "verify.partial.json"
     done = {} if args.fresh else _resumable(partial, effort)
     kept: list[Record] = []
+    here = environment()
     with _progress(len(chosen), quiet=args.json) as show:
 
         def report(record: Record) -> None:
             kept.append(record)
-            write_json(partial, {"environment": environment(), "effort": effort, "claims": kept})
+            write_json(partial, {"environment": here, "effort": effort, "claims": kept})
             show(record)
 
         records = verify(chosen, CLAIMS, effort, done, report)

@@ -30,7 +30,7 @@ from ckda.theory.factor import (
     multiply_exact,
 )
 from ckda.theory.families import FAMILIES, Family, Slot
-from ckda.theory.search import climb
+from ckda.theory.search import climb, extra_pair
 from ckda.theory.spectra import most_pairs
 
 __all__ = [
@@ -465,8 +465,30 @@ def complex_eigenvalues_search(effort: float = 1.0, at_most: int = 1) -> Evidenc
     control = most_pairs(_dpr1(), 4, effort)
     if control.value != 2:
         raise AssertionError(f"the search is too weak: {control.value} pairs of an unrestricted Diag(d) + u v^T")
-    note = f"real eigenvalues collide but stay real ({how[0]}); control: two pairs for an unrestricted u v^T"
-    return Evidence(cases + control.cases, "search", 0.0, note, {"searches": how})
+    gap = _second_collision(max(24, round(96 * effort)), max(200, round(800 * min(1.0, effort))))
+    if gap <= 0:
+        raise Refuted(f"a second pair with distinct gates and a key on all of them: imaginary part {-gap:.3g}")
+    note = (
+        f"gates 0.1 apart, |k_i| >= 0.1: the next two real eigenvalues stay {gap:.3g} apart, else they touch but stay "
+    )
+    note += "real; control: two pairs for an unrestricted u v^T"
+    return Evidence(cases + control.cases, "search", gap, note, {"searches": how, "gap": gap})
+
+
+def _second_collision(starts: int, steps: int, d: int = 4, apart: float = 0.1) -> float:
+    """Beside one non-real pair, the smallest gap of two real eigenvalues; negative: imaginary part of a second pair.
+
+    Equal gates, or zeros of the key, give double eigenvalues for a trivial reason and are kept out.
+    """
+    family = FAMILIES["CKDA"]
+
+    def score(raw: np.ndarray) -> np.ndarray:
+        p = family.decode(raw, d)
+        gates = p["alpha"].sort(-1).values.diff(dim=-1).amin(-1)
+        short = (apart - gates).clamp_min(0) + (apart - p["k"].abs().amin(-1)).clamp_min(0)
+        return extra_pair(family.matrix(p).numpy(), 1) - 10 * short.numpy()
+
+    return -climb(score, family.size(d), starts, steps, seed=3).best
 
 
 def _dpr1(rank: int = 1) -> Family:
