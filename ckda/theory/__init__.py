@@ -1,0 +1,1 @@
+"""The paper's theory as programs that check themselves: `ckda theory list | verify | show | table`."""

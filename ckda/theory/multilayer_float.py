@@ -1,0 +1,169 @@
+"""The three layers of thm:multilayer through the public operator, in floating point: how long do they stay exact?
+
+Each layer is one call of :func:`ckda.complex_kda` over the whole word. Between the layers stand the same finite lookups
+as in exact arithmetic, here to the nearest legal value: the clock's readout to one of 2m numbers, the buffer's to whole
+codes, the accumulator's to whole state numbers. The word is followed up to the first wrong lookup.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ckda.theory.machines import Word
+from ckda.theory.multilayer import Clock, Step, ThreeLayers, buffer_step
+
+__all__ = ["FloatRun", "clock_horizon", "run_float"]
+
+
+@dataclass(frozen=True)
+class FloatRun:
+    """How far a floating-point run agreed with the direct simulation."""
+
+    length: int  #: tokens asked for
+    exact: int  #: leading tokens at which every lookup and the final state were right
+    lost_in: str | None  #: the layer that went wrong first
+    used: dict[str, float]  #: per layer, the largest error as a share of half the distance to a wrong value (1: lost)
+
+
+def run_float(
+    layers: ThreeLayers,
+    word: Word,
+    expected: Sequence[Any],
+    dtype: torch.dtype = torch.float64,
+    unit_keys: bool = True,
+    backend: str = "reference",
+) -> FloatRun:
+    """Run a group or DFA machine through the operator and compare state numbers with the direct simulation.
+
+    Args:
+        layers: from :func:`ckda.theory.multilayer.simulate`.
+        word: symbols.
+        expected: [T] the state (or tuple of images) after every token.
+        dtype: of all inputs; the operator keeps its state in float64 if that is float64, else in float32.
+        unit_keys: keys of length one as in the paper; False takes the small whole numbers that they are multiples of.
+
+    Example:
+        >>> from ckda.theory.machines import DFA
+        >>> from ckda.theory.multilayer import simulate
+        >>> parity, word = DFA(((0, 1), (1, 0))), [1, 0, 1, 1] * 10
+        >>> run_float(simulate(parity), word, parity.trace(word)[1:]).exact
+        40
+    """
+    m, used = layers.m, {}
+    readout = run_clock(layers.clock, len(word), dtype, unit_keys, backend)
+    truth = torch.arange(1, len(word) + 1) % (2 * m)
+    known = torch.tensor([float(o) for o in layers.clock.readouts], dtype=torch.float64)
+    good, used["clock"] = _agreement(readout, known[truth], _half_gap(known)[truth])
+    lost = "clock" if good < len(word) else None
+
+    steps = [buffer_step(a, int(t), 2 * m) for a, t in zip(word[:good], truth.tolist(), strict=False)]
+    codes = _buffer_truth(word[:good], 2 * m)
+    readout = _call(steps, torch.zeros(2 * m, 2 * m), dtype, unit_keys, backend)
+    kept, used["buffer"] = _agreement(readout, codes, torch.full_like(codes, 0.5))
+    good, lost = (kept, "buffer") if kept < good else (good, lost)
+
+    slots = [{i: c for i, c in enumerate(row) if c} for row in codes[:good].int().tolist()]
+    steps = [layers.accumulator.step(int(t), row) for t, row in zip(truth[:good].tolist(), slots, strict=True)]
+    states = torch.tensor(expected[:good], dtype=torch.float64).view(good, -1)
+    readout = _call(steps, _start(layers), dtype, unit_keys, backend)
+    kept, used["accumulator"] = _agreement(readout, states, torch.full_like(states, 0.5))
+    good, lost = (kept, "accumulator") if kept < good else (good, lost)
+    return FloatRun(len(word), good, lost, used)
+
+
+def run_clock(
+    clock: Clock, length: int, dtype: torch.dtype, unit_keys: bool = True, backend: str = "reference"
+) -> Tensor:
+    """[T, 1] readouts of the clock alone."""
+    return _call([clock.parameters(None)], torch.tensor([[1.0], [0.0]]), dtype, unit_keys, backend, repeat=length)
+
+
+def clock_horizon(clock: Clock, length: int, dtype: torch.dtype) -> FloatRun:
+    """How long the clock alone stays exact.
+
+    Example:
+        >>> clock_horizon(Clock(3), 100, torch.float32).exact
+        100
+    """
+    readout, truth = run_clock(clock, length, dtype), torch.arange(1, length + 1) % (2 * clock.m)
+    known = torch.tensor([float(o) for o in clock.readouts], dtype=torch.float64)
+    good, used = _agreement(readout, known[truth], _half_gap(known)[truth])
+    return FloatRun(length, good, "clock" if good < length else None, {"clock": used})
+
+
+def _agreement(readout: Tensor, truth: Tensor, half_gap: Tensor) -> tuple[int, float]:
+    """Leading steps whose nearest legal value is the true one, and the worst share over them."""
+    T = len(readout)
+    share = ((readout.double() - truth.view(T, -1)).abs() / half_gap.view(T, -1)).amax(1)
+    wrong = (~(share < 1)).nonzero()
+    good = int(wrong[0]) if len(wrong) else T
+    return good, float(share[:good].max()) if good else 0.0
+
+
+def _half_gap(known: Tensor) -> Tensor:
+    """[2m] half the distance from each legal value to its nearest neighbour."""
+    distance = (known[:, None] - known).abs()
+    return distance.fill_diagonal_(float("inf")).amin(1) / 2
+
+
+def _buffer_truth(word: Word, size: int) -> Tensor:
+    """[T, 2m] the codes that the slots hold after every token."""
+    t, slot = torch.arange(1, len(word) + 1)[:, None], torch.arange(size)
+    written = t - (t - slot) % size  # the last position up to t that fell into the slot
+    tokens = torch.tensor([-1, *word], dtype=torch.float64)
+    return tokens[written.clamp_min(0)] + 1
+
+
+def _start(layers: ThreeLayers) -> Tensor:
+    """[K, V] initial state of the accumulator."""
+    start = layers.accumulator.start
+    S = torch.zeros(layers.accumulator.width, start.ncols(), dtype=torch.float64)
+    for i in range(start.nrows()):
+        for c in range(start.ncols()):
+            S[i, c] = float(start[i, c])
+    return S
+
+
+def _call(
+    steps: Sequence[Step], S: Tensor, dtype: torch.dtype, unit_keys: bool, backend: str, repeat: int = 1
+) -> Tensor:
+    """[T, V] readouts of the first head: one call of the operator with B = H = 1 and scale 1."""
+    from ckda import complex_kda
+
+    (K, V), T = S.shape, len(steps)
+    q, k, v = torch.zeros(T, K), torch.zeros(T, K), torch.zeros(T, V)
+    q, k, v, alpha, beta = q.double(), k.double(), v.double(), torch.ones(T, K).double(), torch.zeros(T).double()
+    for t, step in enumerate(steps):
+        _fill(q[t], step.queries[0])
+        _fill(k[t], step.key)
+        _fill(v[t], step.value)
+        _fill(alpha[t], step.gate)
+        beta[t] = float(step.gamma)
+    if unit_keys:
+        norm = k.norm(dim=-1)
+        k, v, beta = k / norm[:, None], v / norm[:, None], beta * norm**2
+    sign = torch.where(alpha < 0, -1, 1).to(torch.int8)
+
+    def shaped(x: Tensor, to: torch.dtype = dtype) -> Tensor:
+        return x.repeat_interleave(repeat, 0).to(to)[None, :, None]
+
+    o, _ = complex_kda(
+        shaped(q),
+        shaped(k),
+        shaped(v),
+        shaped(alpha.abs().log()),
+        shaped(beta),
+        sign=shaped(sign, torch.int8),
+        scale=1.0,
+        initial_state=S.to(torch.float64 if dtype is torch.float64 else torch.float32)[None, None],
+        backend=backend,
+    )
+    return o[0, :, 0]
+
+
+def _fill(row: Tensor, entries: Any) -> None:
+    for i, x in entries.items():
+        row[i] = float(x)

@@ -1,0 +1,60 @@
+"""The tables' claims hold at small effort, and a wrong cell or a wrong family is refuted."""
+
+from dataclasses import replace
+
+import pytest
+
+from ckda.theory import spectra
+from ckda.theory.claims import Refuted
+from ckda.theory.families import FAMILIES, Slot
+
+EFFORT = 0.1
+CHECKS = [
+    spectra.spectrum_ckda,
+    spectra.spectrum_mdn,
+    spectra.spectrum_sfda,
+    spectra.pairs_ckda,
+    spectra.pairs_gdn,
+    spectra.pairs_delta_product,
+    spectra.pairs_rwkv,
+    spectra.two_householders,
+    spectra.rope_products,
+]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_claims_hold(check):
+    evidence = check(effort=EFFORT)
+    assert evidence.cases > 1000
+    assert evidence.margin is None or evidence.margin >= 0
+
+
+def widened(name: str, slot: str, low: float, high: float):
+    family = FAMILIES[name]
+    return replace(family, slots=tuple(Slot(s.name, low, high, s.shape) if s.name == slot else s for s in family.slots))
+
+
+BROKEN = {
+    "beta above 2 expands": lambda: spectra.spectrum_ckda(EFFORT, family=widened("CKDA", "beta", 0, 2.1)),
+    "gate without sign": lambda: spectra.spectrum_ckda(EFFORT, family=FAMILIES["KDA, beta to 2"]),
+    "MDN without its constraint": lambda: spectra.spectrum_mdn(EFFORT, family=widened("MDN", "share", 0, 5)),
+    "SFDA said not to commute": lambda: spectra.spectrum_sfda(
+        EFFORT, paper=spectra.PAPER["SFDA"] | {"isometries": "non-commuting"}
+    ),
+    "CKDA said to be real": lambda: spectra.pairs_ckda(EFFORT, at_most=0),
+    "CKDA said to have two": lambda: spectra.pairs_ckda(EFFORT, at_most=2),
+    "GDN said to have one": lambda: spectra.pairs_gdn(EFFORT, at_most=1),
+    "one DeltaProduct factor too few": lambda: spectra.pairs_delta_product(
+        EFFORT, bound=lambda d, k: min(d, k - 1) // 2
+    ),
+    "min(d, k) forgotten": lambda: spectra.pairs_delta_product(EFFORT, bound=lambda d, k: k // 2),
+    "RWKV-7 said to have one": lambda: spectra.pairs_rwkv(EFFORT, at_most=1),
+    "both betas above 1": lambda: spectra.two_householders(EFFORT, beta=1.9),
+    "MDN taken for RoPE": lambda: spectra.rope_products(EFFORT, names=("MDN",)),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_variants_are_refuted(name):
+    with pytest.raises(Refuted):
+        BROKEN[name]()
