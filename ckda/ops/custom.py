@@ -1,5 +1,6 @@
 """The operator as one node: a registered custom op with fake, autograd and vmap rules. The backend is one of its arguments."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -110,12 +111,12 @@ torch.library.register_autograd("ckda::complex_kda", _autograd, setup_context=_s
 
 def _vmap(info: Any, in_dims: tuple, *arguments: Any) -> tuple[list[Tensor], list[int | None]]:
     """A mapped axis R becomes part of the head axis, where A_log and dt_bias can differ: one larger call."""
-    *rest, save = arguments
+    *rest, _ = arguments
     num, R = len(_TENSORS), info.batch_size
     folded = {}
     for name, x, dim in zip(_TENSORS, rest[:num], in_dims[:num], strict=True):
         folded[name] = None if x is None else _fold(name, x, dim, R)
-    outputs = torch.ops.ckda.complex_kda(*folded.values(), *rest[num:], save)
+    outputs = torch.ops.ckda.complex_kda(*folded.values(), *rest[num:], _needs_gradient(rest))
     o, state = outputs[0].unflatten(2, (R, -1)), outputs[1]
     state_dim = None
     if state.numel():
@@ -136,8 +137,11 @@ def _fold(name: str, x: Tensor, dim: int | None, R: int) -> Tensor:
 torch.library.register_vmap("ckda::complex_kda", _vmap)
 
 
+def _needs_gradient(arguments: Iterable[Any]) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arguments)
+
+
 def apply(call: Call, backend: str) -> tuple[Tensor, Tensor]:
     """o and the final state (empty unless asked for), by a backend that has its own backward."""
-    save = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in call)
-    outputs = torch.ops.ckda.complex_kda(*call, backend, save)
+    outputs = torch.ops.ckda.complex_kda(*call, backend, _needs_gradient(call))
     return outputs[0], outputs[1]

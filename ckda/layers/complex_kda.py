@@ -1,0 +1,242 @@
+"""The Complex KDA layer: projections, gates, the recurrence, the gated norm of its output."""
+
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from ckda.layers.parts import HeadNorm, ShortConvolution
+from ckda.ops import complex_kda, complex_kda_step
+from ckda.ops.gate import beta_from_logit, beta_spread, evaluate_gate, init_A_log, init_dt_bias
+
+__all__ = ["RANGES", "ComplexKDA", "LayerCache", "Transitions"]
+
+#: the paper's four range settings: name -> (gate, beta_range); `kda` is KDA with its bounded gate, `ckda` Complex KDA
+RANGES: dict[str, tuple[str, int]] = {
+    "kda": ("sigmoid", 1),
+    "kda-beta2": ("sigmoid", 2),
+    "kda-signed": ("signed", 1),
+    "ckda": ("signed", 2),
+}
+
+
+class LayerCache(NamedTuple):
+    """What decoding carries from one token to the next."""
+
+    state: Tensor  #: [B, HV, K, V]
+    past: dict[str, Tensor]  #: of the short convolutions of q, k and v, [B, size - 1, D] each; empty without them
+
+
+class Transitions(NamedTuple):
+    """What the layer does to its state at each token: arguments of :mod:`ckda.transition`, one per value head."""
+
+    alpha: Tensor  #: [B, T, HV, K] signed gate
+    k: Tensor  #: [B, T, HV, K] unit key
+    beta: Tensor  #: [B, T, HV]
+
+
+class ComplexKDA(nn.Module):
+    """Complex KDA as a drop-in sequence layer, [B, T, hidden_size] -> [B, T, hidden_size].
+
+    Args:
+        hidden_size: width d of the input and the output.
+        num_heads: H, heads of q and k. head_dim: K, their width.
+        num_v_heads: HV, heads of v, a multiple of H (default: H). head_v_dim: V (default: head_dim).
+        gate: "signed" (alpha in [-1, 1]), "sigmoid" (bounded, positive) or "softplus" (classic, positive).
+        beta_range: 2 (beta in [0, 2]) or 1. :data:`RANGES` names the paper's four settings of these two.
+        gate_init, beta_init: "standard" or "spread" (app:initialization).
+        conv_size: taps of the short convolutions of q, k and v; 0 for none.
+        activate: which of q, k and v pass through SiLU (after the convolution).
+        output_gate: "lowrank", "linear" (full rank) or None.
+        initial_state: "zero", "learned", or a matrix [K, V] or [HV, K, V] that stays as it is.
+        backend: of :func:`ckda.complex_kda`.
+
+    Example:
+        >>> layer = ComplexKDA(32, num_heads=2, head_dim=8)
+        >>> x = torch.randn(1, 10, 32)
+        >>> y = layer(x)
+        >>> z, cache = layer.prefill(x[:, :9])
+        >>> last, cache = layer.step(x[:, 9], cache)
+        >>> torch.allclose(last, y[:, 9], atol=1e-5)
+        True
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        head_dim: int,
+        *,
+        num_v_heads: int | None = None,
+        head_v_dim: int | None = None,
+        gate: str = "signed",
+        beta_range: int = 2,
+        gate_init: str = "standard",
+        beta_init: str = "standard",
+        conv_size: int = 4,
+        activate: Collection[str] = ("q", "k", "v"),
+        output_gate: str | None = "lowrank",
+        initial_state: str | Tensor = "zero",
+        norm_eps: float = 1e-5,
+        backend: str = "auto",
+    ):
+        super().__init__()
+        self.hidden_size, self.num_heads, self.head_dim = hidden_size, num_heads, head_dim
+        self.num_v_heads = num_v_heads or num_heads
+        self.head_v_dim = head_v_dim or head_dim
+        self.gate, self.beta_range, self.backend = gate, beta_range, backend
+        self.gate_init, self.beta_init = gate_init, beta_init
+        self.activate = frozenset(activate)
+        _check_options(self, output_gate)
+        H, HV, K, V, d = self.num_heads, self.num_v_heads, self.head_dim, self.head_v_dim, hidden_size
+        self.q_proj = nn.Linear(d, H * K, bias=False)
+        self.k_proj = nn.Linear(d, H * K, bias=False)
+        self.v_proj = nn.Linear(d, HV * V, bias=False)
+        self.convolutions = nn.ModuleDict(
+            {name: ShortConvolution(width, conv_size) for name, width in (("q", H * K), ("k", H * K), ("v", HV * V))}
+            if conv_size
+            else {}
+        )
+        self.f_proj = nn.Sequential(nn.Linear(d, V, bias=False), nn.Linear(V, HV * K, bias=False))
+        self.b_proj = nn.Linear(d, HV, bias=beta_init == "spread")
+        self.A_log = nn.Parameter(torch.empty(HV))
+        self.dt_bias = nn.Parameter(torch.empty(HV * K))
+        self.g_proj: nn.Module | None = None
+        if output_gate == "lowrank":
+            self.g_proj = nn.Sequential(nn.Linear(d, V, bias=False), nn.Linear(V, HV * V))
+        elif output_gate == "linear":
+            self.g_proj = nn.Linear(d, HV * V)
+        self.o_norm = HeadNorm(V, norm_eps)
+        self.o_proj = nn.Linear(HV * V, d, bias=False)
+        self._make_initial_state(initial_state)
+        self.init_gates()
+
+    def _make_initial_state(self, initial_state: str | Tensor) -> None:
+        shape = (self.num_v_heads, self.head_dim, self.head_v_dim)
+        self.initial_state: Tensor | None = None
+        if isinstance(initial_state, Tensor):
+            if tuple(initial_state.shape) not in (shape, shape[1:]):
+                raise ValueError(
+                    f"the shape of initial_state is {list(initial_state.shape)}; it must be [K, V] = {list(shape[1:])} "
+                    f"or [HV, K, V] = {list(shape)}"
+                )
+            del self.initial_state
+            self.register_buffer("initial_state", initial_state.expand(shape).clone())
+        elif initial_state == "learned":
+            self.initial_state = nn.Parameter(torch.zeros(shape))
+        elif initial_state != "zero":
+            raise ValueError(f"initial_state is {initial_state!r}; it must be 'zero', 'learned' or a matrix")
+
+    @torch.no_grad()
+    def init_gates(self) -> None:
+        """Initialise the gates and the learning rate (app:initialization) on top of the projections' present weights.
+
+        Call it again after re-initialising the projections: the spreads scale what is there.
+        """
+        spread = self.gate_init == "spread"
+        self.A_log.copy_(init_A_log(self.gate, self.num_v_heads))
+        self.dt_bias.copy_(init_dt_bias(self.gate, self.A_log, self.head_dim, spread=spread))
+        if spread:
+            self.f_proj[1].get_parameter("weight").mul_(0.1)
+        if self.beta_init == "spread":
+            z_std = float(self.b_proj.weight.float().std(correction=0)) * self.hidden_size**0.5
+            gamma, b0 = beta_spread(z_std)
+            self.b_proj.weight.mul_(gamma)
+            half = torch.randperm(self.num_v_heads) < self.num_v_heads // 2
+            self.b_proj.bias.copy_(torch.where(half, b0, -b0))
+
+    def _project(
+        self, x: Tensor, past: dict[str, Tensor], cu_seqlens: Tensor | None = None
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """q, k, v, raw gate and beta logit for x [B, T, d], heads split; and the convolutions' new past."""
+        heads = {"q": self.head_dim, "k": self.head_dim, "v": self.head_v_dim}
+        out: dict[str, Any] = {}
+        new_past: dict[str, Tensor] = {}
+        for name, projection in (("q", self.q_proj), ("k", self.k_proj), ("v", self.v_proj)):
+            y = projection(x)
+            if name in self.convolutions:
+                y, new_past[name] = self.convolutions[name](y, past.get(name), cu_seqlens)
+            out[name] = (silu(y) if name in self.activate else y).unflatten(-1, (-1, heads[name]))
+        out["g"] = self.f_proj(x).unflatten(-1, (-1, self.head_dim))
+        out["beta"] = self.b_proj(x)
+        return out, new_past
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "gate": self.gate,
+            "A_log": self.A_log,
+            "dt_bias": self.dt_bias,
+            "beta_range": self.beta_range,
+            "normalize_qk": True,
+        }
+
+    def _start(self, num_sequences: int) -> Tensor | None:
+        """[N, HV, K, V] or None for zero."""
+        return None if self.initial_state is None else self.initial_state.expand(num_sequences, -1, -1, -1)
+
+    def read(self, x: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
+        """The raw recurrent readout o [B, T, HV, V], before norm, output gate and output projection."""
+        y, _ = self._project(x, {}, cu_seqlens)
+        N = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
+        o, _ = complex_kda(
+            **y, **self._options(), initial_state=self._start(N), cu_seqlens=cu_seqlens, backend=self.backend
+        )
+        return o
+
+    def write_out(self, o: Tensor, x: Tensor) -> Tensor:
+        """From the readout o [..., HV, V] and the layer's input x [..., d] to its output [..., d]."""
+        gate = None if self.g_proj is None else self.g_proj(x).unflatten(-1, (-1, self.head_v_dim))
+        return self.o_proj(self.o_norm(o, gate).flatten(-2))
+
+    def forward(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
+        """x [B, T, d] -> [B, T, d]; with cu_seqlens B = 1 and sequences lie end to end."""
+        return self.write_out(self.read(x, cu_seqlens), x)
+
+    def prefill(self, x: Tensor, cache: LayerCache | None = None) -> tuple[Tensor, LayerCache]:
+        """:meth:`forward` that starts from a cache (None: from the beginning) and returns the next one."""
+        y, past = self._project(x, {} if cache is None else cache.past)
+        start = self._start(x.shape[0]) if cache is None else cache.state
+        o, state = complex_kda(
+            **y, **self._options(), initial_state=start, output_final_state=True, backend=self.backend
+        )
+        assert state is not None
+        return self.write_out(o, x), LayerCache(state, past)
+
+    def step(self, x: Tensor, cache: LayerCache) -> tuple[Tensor, LayerCache]:
+        """One token x [B, d] -> [B, d]; equals :meth:`forward` at that position."""
+        y, past = self._project(x.unsqueeze(1), cache.past)
+        token: dict[str, Any] = {name: value.squeeze(1) for name, value in y.items()}
+        o, state = complex_kda_step(**token, state=cache.state, **self._options())
+        return self.write_out(o, x), LayerCache(state, past)
+
+    def transitions(self, x: Tensor) -> Transitions:
+        """What the layer does to its state on x [B, T, d], for looking at."""
+        y, _ = self._project(x, {})
+        alpha = evaluate_gate(self.gate, y["g"], self.A_log, self.dt_bias).alpha()
+        k = torch.nn.functional.normalize(y["k"].float(), dim=-1, eps=0.0)
+        k = k.repeat_interleave(self.num_v_heads // self.num_heads, dim=2)
+        return Transitions(alpha, k, beta_from_logit(y["beta"], self.beta_range))
+
+    def extra_repr(self) -> str:
+        return f"gate={self.gate}, beta_range={self.beta_range}, heads={self.num_heads}x{self.head_dim}"
+
+
+def _check_options(layer: ComplexKDA, output_gate: str | None) -> None:
+    if layer.num_v_heads % layer.num_heads:
+        raise ValueError(f"num_v_heads is {layer.num_v_heads}; it must be a multiple of num_heads = {layer.num_heads}")
+    choices: dict[str, tuple[object, tuple]] = {
+        "gate": (layer.gate, ("signed", "sigmoid", "softplus")),
+        "beta_range": (layer.beta_range, (1, 2)),
+        "gate_init": (layer.gate_init, ("standard", "spread")),
+        "beta_init": (layer.beta_init, ("standard", "spread")),
+        "output_gate": (output_gate, ("lowrank", "linear", None)),
+    }
+    for name, (value, allowed) in choices.items():
+        if value not in allowed:
+            raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}")
+    if not layer.activate <= {"q", "k", "v"}:
+        raise ValueError(f"activate is {sorted(layer.activate)}; it may hold 'q', 'k' and 'v'")
+    if layer.beta_init == "spread" and layer.beta_range != 2:
+        raise ValueError("beta_init is 'spread'; that needs beta_range=2, for its modes are 0.5 and 1.5")

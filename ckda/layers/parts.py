@@ -1,0 +1,70 @@
+"""Parts that sequence layers share: the short causal convolution and the gated norm of the heads' outputs."""
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["HeadNorm", "ShortConvolution"]
+
+
+class ShortConvolution(nn.Module):
+    """A depthwise causal convolution over time without bias: ``y_t = sum_s weight[:, s] x_{t-s}``, s = 0 ... size - 1.
+
+    Example:
+        >>> conv = ShortConvolution(3, 4)
+        >>> x = torch.randn(2, 7, 3)
+        >>> y, past = conv(x[:, :5])
+        >>> z, _ = conv(x[:, 5:], past)
+        >>> torch.allclose(torch.cat([y, z], 1), conv(x)[0], atol=1e-6)
+        True
+    """
+
+    def __init__(self, width: int, size: int):
+        super().__init__()
+        self.size = size
+        self.weight = nn.Parameter(torch.empty(width, size).uniform_(-(size**-0.5), size**-0.5))
+
+    def forward(self, x: Tensor, past: Tensor | None = None, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """x [B, T, D] after `past` [B, size - 1, D] (zeros if None); returns y [B, T, D] and the new past.
+
+        With cu_seqlens nothing crosses from one packed sequence into the next.
+        """
+        B, T, D = x.shape
+        if past is None:
+            past = x.new_zeros(B, self.size - 1, D)
+        history = torch.cat([past, x], 1)
+        y = x * self.weight[:, 0]
+        for s in range(1, self.size):
+            shifted = history[:, self.size - 1 - s : self.size - 1 - s + T]
+            if cu_seqlens is not None:
+                shifted = shifted * (_position(cu_seqlens, T) >= s).unsqueeze(-1)
+            y = y + shifted * self.weight[:, s]
+        return y, history[:, T:]
+
+
+def _position(cu_seqlens: Tensor, T: int) -> Tensor:
+    """[T] the index of each token inside its own packed sequence."""
+    token = torch.arange(T, device=cu_seqlens.device)
+    owner = torch.searchsorted(cu_seqlens[1:].contiguous(), token, right=True)
+    return token - cu_seqlens[owner]
+
+
+class HeadNorm(nn.Module):
+    """RMSNorm of each head's output, times the sigmoid of an output gate where there is one. The norm is in float32.
+
+    Example:
+        >>> HeadNorm(4)(torch.full((1, 4), 3.0)).round(decimals=3)
+        tensor([[1., 1., 1., 1.]], grad_fn=<RoundBackward1>)
+    """
+
+    def __init__(self, width: int, eps: float = 1e-5):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, o: Tensor, gate: Tensor | None = None) -> Tensor:
+        """o and gate [..., V]."""
+        wide = o if o.dtype == torch.float64 else o.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * self.weight
+        if gate is not None:
+            wide = wide * torch.sigmoid(gate.to(wide.dtype))
+        return wide.to(o.dtype)

@@ -1,0 +1,1 @@
+"""Tasks: each draws batches from a seed and scores predictions."""
