@@ -1,0 +1,309 @@
+"""``ckda demo``: four range settings of KDA learn the S3 word problem side by side, and only one keeps tracking.
+
+S3 is the shell game with three cups: each input symbol permutes them, and the model says after every move where they are.
+Words have at most 32 moves in training and up to 512 in the test.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ckda import transition
+from ckda.cli import add_common_arguments, pick_device
+from ckda.layers import RANGES, ComplexKDA
+from ckda.models.tracker import Tracker
+from ckda.record import environment, write_json
+from ckda.report import Page
+from ckda.report.page import svg_of
+from ckda.report.tracking import ARM_LABELS, cups_strip, extrapolation_figure, mechanism_figure
+from ckda.tasks.groups import WordProblem
+from ckda.train import Ensemble, Recipe
+
+LENGTHS = (8, 16, 32, 64, 128, 256, 512)
+_SAVE_EVERY = 15.0  # seconds between checkpoints
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The demo's options."""
+    add_common_arguments(parser, "runs/demo")
+    parser.add_argument("--steps", type=_positive, default=600, help="updates of each arm (default: %(default)s)")
+    parser.add_argument("--batch", type=_positive, default=64, help="words an update (default: %(default)s)")
+    parser.add_argument("--fresh", action="store_true", help="ignore the checkpoint of an interrupted run")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value
+
+
+def build(arm: str, task: WordProblem) -> Tracker:
+    """The one-layer tracker of app:exp_state_tracking with this arm's ranges."""
+    gate, beta_range = RANGES[arm]
+    init = "spread" if gate == "signed" else "standard"
+    mixer = ComplexKDA(
+        48, num_heads=12, head_dim=16, gate=gate, beta_range=beta_range, gate_init=init, conv_size=0, activate=()
+    )
+    return Tracker(mixer, num_tokens=task.order + 1, num_classes=task.order)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, test, draw; returns the exit status."""
+    device, out = pick_device(args.device), Path(args.out)
+    task = WordProblem.named("S3")
+    recipe = Recipe(steps=20 if args.smoke else args.steps, batch=8 if args.smoke else args.batch)
+    lengths = LENGTHS[:4] if args.smoke else LENGTHS
+    arms = {arm: Ensemble(partial(build, arm, task), task, recipe, (args.seed,), device) for arm in RANGES}
+    began = time.perf_counter()
+    losses = _train(arms, out, args.fresh, quiet=args.json)
+    trained = time.perf_counter() - began
+    result = {
+        "what": "ckda demo",
+        "group": "S3",
+        "seed": args.seed,
+        "recipe": asdict(recipe),
+        "environment": environment(device),
+        "train_seconds": round(trained, 2),
+        "arms": {
+            arm: {
+                "scores": {str(length): score for length, score in ensemble.scores(lengths)[0].items()},
+                "losses": losses[arm],
+                "parameters": sum(p[0].numel() for p in ensemble.parameters.values()),
+            }
+            for arm, ensemble in arms.items()
+        },
+        "mechanism": _mechanism(arms["ckda"], task),
+        "strip": _strip(arms, task, first=max(lengths) - 12),
+    }
+    result["seconds"] = round(time.perf_counter() - began, 2)
+    write_json(out / "demo.json", result)
+    extrapolation_figure(result).savefig(out / "extrapolation.png", dpi=160)
+    page = _page(result).write(out / "report.html")
+    for arm in arms:
+        _checkpoint(out, arm).unlink(missing_ok=True)
+    if args.json:
+        print((out / "demo.json").read_text(), end="")
+    else:
+        _print_table(result, page)
+    return 0
+
+
+# Training ------------------------------------------------------------------------------------------------------------
+
+
+def _checkpoint(out: Path, arm: str) -> Path:
+    return out / f"{arm}.checkpoint.pt"
+
+
+def _resume(arms: dict[str, Ensemble], out: Path) -> None:
+    for arm, ensemble in arms.items():
+        path = _checkpoint(out, arm)
+        if path.exists():
+            try:
+                ensemble.load(path)
+                print(f"resuming {arm} at update {ensemble.step}", file=sys.stderr)
+            except ValueError as error:
+                print(f"starting {arm} anew: {error}", file=sys.stderr)
+
+
+def _train(arms: dict[str, Ensemble], out: Path, fresh: bool, quiet: bool) -> dict[str, list[float]]:
+    """Train the arms in turn, a few updates at a time, so that they advance side by side; returns the losses seen."""
+    if not fresh:
+        _resume(arms, out)
+    steps = next(iter(arms.values())).recipe.steps
+    losses: dict[str, list[float]] = {arm: [] for arm in arms}
+    saved = time.perf_counter()
+    with _display(arms, quiet) as show:
+        try:
+            while any(ensemble.step < steps for ensemble in arms.values()):
+                for arm, ensemble in arms.items():
+                    for _ in range(min(10, steps - ensemble.step)):
+                        loss = float(ensemble.train_step()[0])
+                    if ensemble.step <= steps:
+                        losses[arm].append(round(loss, 5))
+                        show(arm, loss)
+                if time.perf_counter() - saved > _SAVE_EVERY:
+                    _save(arms, out)
+                    saved = time.perf_counter()
+        except KeyboardInterrupt:
+            _save(arms, out)
+            print(f"\nstopped; the same command goes on from here (checkpoints in {out})", file=sys.stderr)
+            raise
+    return losses
+
+
+def _save(arms: dict[str, Ensemble], out: Path) -> None:
+    for arm, ensemble in arms.items():
+        ensemble.save(_checkpoint(out, arm))
+
+
+@contextmanager
+def _display(arms: dict[str, Ensemble], quiet: bool) -> Iterator[Callable[[str, float], None]]:
+    """Live bars with an ETA on a terminal, a line now and then elsewhere, nothing if quiet; yields `show(arm, loss)`."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    steps = next(iter(arms.values())).recipe.steps
+    if quiet or not console.is_terminal:
+        began, said = time.perf_counter(), {arm: ensemble.step // max(1, steps // 5) for arm, ensemble in arms.items()}
+
+        def say(arm: str, loss: float) -> None:
+            ensemble = arms[arm]
+            mark = ensemble.step // max(1, steps // 5)
+            if not quiet and mark > said[arm]:
+                said[arm] = mark
+                seconds = time.perf_counter() - began
+                print(f"{seconds:6.1f} s  {arm:11s} update {ensemble.step}/{steps}  loss {loss:.4f}", file=sys.stderr)
+
+        yield say
+        return
+    columns = (
+        TextColumn("{task.description:<11}"),
+        BarColumn(bar_width=28),
+        TextColumn("{task.completed:>4.0f}/{task.total:.0f}"),
+        TextColumn("length {task.fields[length]:>2}  loss {task.fields[loss]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        console.print("One layer each, S3 words of up to 32 moves: where are the three cups?")
+        bars = {
+            arm: progress.add_task(arm, total=steps, completed=ensemble.step, length=4, loss="   -  ")
+            for arm, ensemble in arms.items()
+        }
+
+        def show(arm: str, loss: float) -> None:
+            ensemble = arms[arm]
+            length = ensemble.recipe.length(ensemble.step - 1)
+            progress.update(bars[arm], completed=ensemble.step, length=length, loss=f"{loss:6.4f}")
+
+        yield show
+
+
+# What was learned ----------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def _working_head(model: Tracker, ensemble: Ensemble) -> int:
+    """The head whose silence costs most: accuracy at length 64 with its readout set to zero."""
+    x, y = ensemble.draw(64, 64, [torch.Generator(ensemble.device).manual_seed(7)])
+    tokens, target = x[0], y[0]
+    mixer: Any = model.mixer
+    stream = model.embedding(tokens)
+    o = mixer.read(stream)
+    accuracy = []
+    for head in range(o.shape[2]):
+        silenced = o.clone()
+        silenced[:, :, head] = 0
+        logits = model.decode(stream + mixer.write_out(silenced, stream))[:, 1:]
+        accuracy.append(float((logits.argmax(-1) == target).double().mean()))
+    return min(range(len(accuracy)), key=accuracy.__getitem__)
+
+
+@torch.no_grad()
+def _mechanism(ensemble: Ensemble, task: WordProblem) -> dict[str, Any]:
+    """Beta of every head and symbol; gates and eigenvalues of the head that works (fig:s3_interpretability)."""
+    model: Any = ensemble.replica(0, partial(build, "ckda", task))
+    head = _working_head(model, ensemble)
+    symbols = torch.arange(task.order, device=ensemble.device)
+    alpha, k, beta = (t[0].float().cpu() for t in model.mixer.transitions(model.embedding(symbols)[None]))
+    eigenvalues = transition.eigenvalues(alpha[:, head], k[:, head], beta[:, head])
+    return {
+        "head": head,
+        "symbols": task.names(),
+        "orders": task.group.orders,
+        "beta": beta.tolist(),
+        "alpha": alpha[:, head].tolist(),
+        "eigenvalues": [[[float(z.real), float(z.imag)] for z in row] for row in eigenvalues],
+    }
+
+
+def _strip(arms: dict[str, Ensemble], task: WordProblem, first: int, shown: int = 12) -> dict[str, Any]:
+    """The last moves of one long word: true cups, and where CKDA and KDA say they are."""
+    generator = torch.Generator(arms["ckda"].device).manual_seed(3)
+    x, y = task.batch(1, first + shown, generator)
+
+    def states(elements: Tensor) -> list[list[int]]:
+        return [list(task.group.labels[int(e)]) for e in elements[0, first:]]
+
+    rows = [{"label": "true cups", "states": states(y), "right": [True] * shown}]
+    for arm, label in (("ckda", "Complex KDA says"), ("kda", "KDA says")):
+        with torch.no_grad():
+            said = arms[arm](x[None])[0, :, 1:].argmax(-1)
+        right = (said == y)[0, first:].tolist()
+        rows.append({"label": label, "states": states(said), "right": right})
+    names = task.names()
+    return {"first": first + 1, "moves": [names[int(e)] for e in x[0, 1 + first :]], "rows": rows}
+
+
+# What is shown -------------------------------------------------------------------------------------------------------
+
+
+def _rows(result: dict[str, Any]) -> list[list[str]]:
+    return [
+        [" ".join(ARM_LABELS[arm][0].split()), *(f"{score:.3f}" for score in result["arms"][arm]["scores"].values())]
+        for arm in ARM_LABELS
+    ]
+
+
+def _head(result: dict[str, Any]) -> list[str]:
+    return ["ranges", *result["arms"]["ckda"]["scores"]]
+
+
+def _print_table(result: dict[str, Any], page: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="scaled accuracy by word length (0: chance, 1: always right; trained up to 32)")
+    for i, name in enumerate(_head(result)):
+        table.add_column(name, justify="left" if i == 0 else "right", no_wrap=True)
+    for arm, row in zip(ARM_LABELS, _rows(result), strict=True):
+        table.add_row(*row, style="bold" if arm == "ckda" else None)
+    console = Console()
+    console.print(table)
+    console.print(f"{result['seconds']:.0f} s. The pictures: {page}", highlight=False, soft_wrap=True)
+
+
+def _page(result: dict[str, Any]) -> Page:
+    recipe, longest = result["recipe"], max(map(int, result["arms"]["ckda"]["scores"]))
+    page = Page(
+        "One layer that keeps track",
+        "Four one-layer models read shuffles of three cups (the group S3) and say after every shuffle where the cups are. "
+        "They differ in two ranges only: whether gates may be negative, and whether the learning rate reaches 2.",
+    )
+    page.section("How far each keeps tracking")
+    page.figure(
+        svg_of(extrapolation_figure(result)),
+        f"Scaled accuracy over the last quarter of words of each length; 0 is chance. Trained for {recipe['steps']} updates "
+        f"on words of at most {recipe['curriculum'][-1]} moves. "
+        "An accuracy near 0.2 is what the parity of the shuffle alone gives.",
+    )
+    page.table(_head(result), _rows(result), strong=list(ARM_LABELS).index("ckda"))
+    page.section("The shell game, far beyond the training length")
+    page.figure(
+        cups_strip(result["strip"]),
+        f"The last moves of a word of {longest}. Colours are cups, heights are places; a wrong answer is struck through.",
+    )
+    page.section("What Complex KDA has learned")
+    page.figure(
+        svg_of(mechanism_figure(result["mechanism"])),
+        "Left: the learning rate of every head, one dot per input symbol. Middle: the gates of the head whose removal costs "
+        "most accuracy. Right: the eigenvalues of its transitions. A learning rate near 2 and gates near -1 and 1 make a "
+        "transition that rotates: a pair of eigenvalues on the unit circle, at a third of a turn for the 3-cycles.",
+    )
+    env = result["environment"]
+    page.footer(
+        f"ckda {env['versions']['ckda']}, torch {env['versions']['torch']}, {env['device']}, seed {result['seed']}, "
+        f"{result['seconds']:.0f} s, commit {(env['commit'] or 'unknown')[:10]}. The numbers are in demo.json beside this page."
+    )
+    return page

@@ -1,0 +1,96 @@
+"""A self-contained HTML page, section by section."""
+
+import html
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ckda.record import write_text
+
+__all__ = ["Page", "svg_of"]
+
+_STYLE = """
+:root { --ink: #1d2733; --soft: #5c6b7a; --line: #dde3ea; --page: #fbfcfd; --accent: #16548c; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e4eaf0; --soft: #9aa8b5; --line: #33404d; --page: #161c22; --accent: #7db8ea; }
+  figure svg, figure img { background: #fbfcfd; border-radius: 6px; }
+}
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--page); color: var(--ink); font: 16px/1.55 system-ui, sans-serif; }
+main { max-width: 60rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
+h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .4rem; }
+h2 { font-size: 1.25rem; margin: 2.6rem 0 .6rem; color: var(--accent); }
+p.lead { color: var(--soft); margin: 0 0 1rem; max-width: 46rem; }
+figure { margin: 1.2rem 0; }
+figure svg, figure img { display: block; max-width: 100%; height: auto; }
+figcaption { color: var(--soft); font-size: .9rem; margin-top: .5rem; max-width: 46rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .35rem .8rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+tr.strong td { font-weight: 650; }
+footer { margin-top: 3rem; color: var(--soft); font-size: .85rem; border-top: 1px solid var(--line); padding-top: .8rem; }
+code { font-size: .92em; }
+"""
+
+
+class Page:
+    """Collects sections and writes one HTML file.
+
+    Example:
+        >>> page = Page("A title", "What one sees here.")
+        >>> page.section("Numbers", "Two of them.")
+        >>> page.table(["what", "value"], [["x", 1], ["y", 2]])
+        >>> "<h2>Numbers</h2>" in page.html() and "<td>2</td>" in page.html()
+        True
+    """
+
+    def __init__(self, title: str, lead: str):
+        self.title, self.parts = title, [f"<h1>{html.escape(title)}</h1><p class='lead'>{html.escape(lead)}</p>"]
+
+    def section(self, title: str, text: str = "") -> None:
+        """A heading and a paragraph."""
+        self.parts.append(f"<h2>{html.escape(title)}</h2>" + (f"<p>{html.escape(text)}</p>" if text else ""))
+
+    def figure(self, svg: str, caption: str) -> None:
+        """An inline SVG with its caption."""
+        self.parts.append(
+            f"<figure><div class='scroll'>{svg}</div><figcaption>{html.escape(caption)}</figcaption></figure>"
+        )
+
+    def table(self, head: Sequence[str], rows: Sequence[Sequence[Any]], strong: int | None = None) -> None:
+        """A table; row `strong` stands out."""
+        lines = ["<tr>" + "".join(f"<th>{html.escape(str(x))}</th>" for x in head) + "</tr>"]
+        for i, row in enumerate(rows):
+            mark = " class='strong'" if i == strong else ""
+            lines.append(f"<tr{mark}>" + "".join(f"<td>{html.escape(str(x))}</td>" for x in row) + "</tr>")
+        self.parts.append("<div class='scroll'><table>" + "".join(lines) + "</table></div>")
+
+    def footer(self, text: str) -> None:
+        """The last line: where the numbers come from."""
+        self.parts.append(f"<footer>{html.escape(text)}</footer>")
+
+    def html(self) -> str:
+        """The whole page."""
+        return (
+            "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+            "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+            f"<title>{html.escape(self.title)}</title><style>{_STYLE}</style></head>"
+            f"<body><main>{''.join(self.parts)}</main></body></html>\n"
+        )
+
+    def write(self, path: str | Path) -> Path:
+        """Write the page whole."""
+        return write_text(path, self.html())
+
+
+def svg_of(figure: Any) -> str:
+    """A matplotlib figure as inline SVG, the same text for the same figure."""
+    import matplotlib
+
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": "ckda", "svg.fonttype": "path"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None}, bbox_inches="tight")
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]

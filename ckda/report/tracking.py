@@ -1,0 +1,124 @@
+"""Figures of state tracking, each a pure function of the result's JSON."""
+
+import html
+import math
+from typing import Any
+
+__all__ = ["ARM_LABELS", "cups_strip", "extrapolation_figure", "mechanism_figure"]
+
+#: arm -> (label, colour); the ranges of the gate and of beta, as in fig:group_word_problems
+ARM_LABELS = {
+    "kda": ("KDA   α∈[0,1], β∈[0,1]", "#9aa5b1"),
+    "kda-beta2": ("α∈[0,1], β∈[0,2]", "#d08a2e"),
+    "kda-signed": ("α∈[-1,1], β∈[0,1]", "#7a4fa3"),
+    "ckda": ("Complex KDA   α∈[-1,1], β∈[0,2]", "#16548c"),
+}
+_CUPS = ("#c8553d", "#2f7f4f", "#2c5f9e", "#b58900", "#6c3fa0")
+
+
+def _figure(*args: Any, **options: Any) -> Any:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(*args, layout="constrained", **options)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def extrapolation_figure(result: dict[str, Any]) -> Any:
+    """Scaled accuracy against length, one line an arm (fig:group_word_problems)."""
+    figure = _figure(figsize=(7.6, 3.8))
+    axes = figure.subplots()
+    for arm, (label, colour) in ARM_LABELS.items():
+        scores = result["arms"][arm]["scores"]
+        lengths = sorted(map(int, scores))
+        values = [scores[str(length)] for length in lengths]
+        width = 2.6 if arm == "ckda" else 1.6
+        axes.plot(lengths, values, marker="o", markersize=4, linewidth=width, color=colour, label=label)
+    longest = result["recipe"]["curriculum"][-1]
+    axes.axvline(longest, color="#5c6b7a", linewidth=1, linestyle="--")
+    axes.text(longest * 1.06, 1.07, "trained up to here", color="#5c6b7a", fontsize=8.5, va="center")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, [str(length) for length in lengths])
+    axes.set_ylim(-0.06, 1.14)
+    axes.set_xlabel("word length")
+    axes.set_ylabel("scaled accuracy")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8.5, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
+def mechanism_figure(mechanism: dict[str, Any]) -> Any:
+    """Beta by head, the gates of the head that works, and its eigenvalues per input symbol (fig:s3_interpretability)."""
+    figure = _figure(figsize=(10.2, 3.5))
+    left, middle, right = figure.subplots(1, 3, width_ratios=(1.15, 1.25, 1.0))
+    names, head = mechanism["symbols"], mechanism["head"]
+    beta = mechanism["beta"]  # [symbols][heads]
+    for h in range(len(beta[0])):
+        values = [row[h] for row in beta]
+        colour = "#16548c" if h == head else "#9aa5b1"
+        left.plot([h] * len(values), values, "o", color=colour, markersize=4, alpha=0.85)
+    left.axhline(2, color="#5c6b7a", linewidth=0.8, linestyle="--")
+    left.axhline(1, color="#5c6b7a", linewidth=0.8, linestyle=":")
+    left.set(xlabel="head", ylabel="β", ylim=(-0.05, 2.15), title=f"β by head (head {head} works)")
+    image = middle.imshow(mechanism["alpha"], cmap="RdBu", vmin=-1, vmax=1, aspect="auto")
+    middle.set_yticks(range(len(names)), names)
+    middle.set(xlabel="channel", title=f"gates α of head {head}")
+    figure.colorbar(image, ax=middle, shrink=0.8)
+    circle = [2 * math.pi * i / 200 for i in range(201)]
+    right.plot([math.cos(t) for t in circle], [math.sin(t) for t in circle], color="#c5ced8", linewidth=1)
+    marks = {1: "s", 2: "o", 3: "^"}
+    colours = {1: "#5c6b7a", 2: "#d08a2e", 3: "#16548c"}
+    labels = {1: "identity", 2: "transposition", 3: "3-cycle"}
+    seen = set()
+    for order, values in zip(mechanism["orders"], mechanism["eigenvalues"], strict=True):
+        label = labels.get(order, f"order {order}") if order not in seen else None
+        seen.add(order)
+        real, imaginary = [v[0] for v in values], [v[1] for v in values]
+        style = {"color": colours.get(order, "#2f7f4f"), "label": label, "alpha": 0.75, "markersize": 5}
+        right.plot(real, imaginary, marks.get(order, "D"), fillstyle="none", **style)
+    right.set(title=f"eigenvalues of head {head}", aspect="equal", xlim=(-1.25, 1.25), ylim=(-1.25, 1.25))
+    right.legend(
+        frameon=False, fontsize=7.5, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=3, handletextpad=0.1
+    )
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def cups_strip(strip: dict[str, Any]) -> str:
+    """A word as moves of cups: the move, the true cups and each model's cups, as SVG; a wrong state is struck through.
+
+    Args:
+        strip: {"moves": names, "first": index of the first shown step, "rows": [{"label", "states", "right"}]}, a state
+            being a permutation: cup i stands at place state[i].
+    """
+    cell, gap, left, top = 46, 20, 150, 34
+    moves, rows = strip["moves"], strip["rows"]
+    cups = len(rows[0]["states"][0])
+    row_height = cups * 15 + gap
+    width, height = left + cell * len(moves) + 10, top + row_height * len(rows) + 6
+    out = [
+        f"<svg viewBox='0 0 {width} {height}' width='{width}' height='{height}' font-family='sans-serif' font-size='11'>"
+    ]
+    out.append(f"<rect width='{width}' height='{height}' fill='#fbfcfd'/>")
+    out.append(f"<text x='4' y='20' fill='#5c6b7a'>step {strip['first']} onwards</text>")
+    for t, move in enumerate(moves):
+        out.append(
+            f"<text x='{left + cell * t + cell / 2}' y='20' text-anchor='middle' fill='#1d2733'>{html.escape(move)}</text>"
+        )
+    for r, row in enumerate(rows):
+        y0 = top + r * row_height
+        out.append(f"<text x='4' y='{y0 + cups * 7.5 + 4}' fill='#1d2733'>{html.escape(row['label'])}</text>")
+        for t, (state, right) in enumerate(zip(row["states"], row["right"], strict=True)):
+            x = left + cell * t + cell / 2
+            for cup, place in enumerate(state):
+                faded = "" if right else " fill-opacity='0.35'"
+                out.append(
+                    f"<circle cx='{x}' cy='{y0 + 8 + 15 * place}' r='6' fill='{_CUPS[cup % len(_CUPS)]}'{faded}/>"
+                )
+            if not right:
+                out.append(
+                    f"<line x1='{x - 11}' y1='{y0 + cups * 15}' x2='{x + 11}' y2='{y0 + 1}' stroke='#1d2733' stroke-width='1.6'/>"
+                )
+    return "".join(out) + "</svg>"
