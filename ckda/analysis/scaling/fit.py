@@ -1,23 +1,26 @@
 """Fits of the law to tables, their bootstrap, and predictions (sec:scaling-methodology)."""
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from .law import FORMS, PARAMETERS, compute, optimal_allocation, optimal_loss, readable, skaling_loss
+from .law import FORMS, PARAMETERS, optimal_allocation, optimal_loss, readable, skaling_loss
 from .solver import Problem, Roles, solve
 from .table import Table, as_table
 
-__all__ = ["LEVEL", "ArmFit", "Fit", "Settings", "Summary", "bootstrap", "draw_starts", "fit", "interval"]
+__all__ = ["LEVEL", "ArmFit", "Fit", "Settings", "Summary", "bootstrap", "draw_starts", "fit", "interval", "problem_of"]
 
 Array = NDArray[np.float64]
 Tick = Callable[[], None]
 Offset = Literal["none", "arm", "shared"]
 
+#: bootstrap replicates refitted at a time
+BLOCK = 100
 #: the level of the reported intervals
 LEVEL = 0.95
 _INDEX = {name: i for i, name in enumerate(PARAMETERS)}
@@ -162,7 +165,6 @@ class Fit:
     settings: Settings
     arms: Mapping[str, ArmFit]
     cost: float  # the sum of the Huber costs
-    notes: tuple[str, ...] = field(default=())
 
     def predict(self, N: float, D: float, chained: bool = False, level: float = LEVEL) -> dict[str, Summary]:
         """:meth:`ArmFit.predict` for every arm."""
@@ -216,7 +218,7 @@ def fit(data: Any, settings: Settings | None = None, *, tick: Tick | None = None
     if settings.roles.shared:
         theta, hits = _fit_together(train, settings, tick)
     else:
-        pairs = [_fit_alone(train.arm(a), settings, i, tick) for i, a in enumerate(train.arms)]
+        pairs = [_fit_alone(train.arm(a), settings, tick) for a in train.arms]
         theta, hits = np.stack([t for t, _ in pairs]), [h for _, h in pairs]
     arms = {
         arm: ArmFit(theta[i], train.arm(arm), held.arm(arm) if held and arm in held.arms else None, hits[i])
@@ -240,12 +242,12 @@ def bootstrap(
     names = list(fitted.arms)
     groups = [names] if fitted.settings.roles.shared else [[name] for name in names]
     drawn: dict[str, Array] = {}
-    for g, group in enumerate(groups):
-        problem = _problem([fitted.arms[name].train for name in group], fitted.settings)
+    for group in groups:
+        problem = problem_of([fitted.arms[name].train for name in group], fitted.settings)
         best = np.stack([fitted.arms[name].theta for name in group])
         blocks = []
         for b, start in enumerate(range(0, replicates, BLOCK)):
-            rng = np.random.default_rng([seed, 1, _stream(group[0]) if len(group) == 1 else g, b])
+            rng = np.random.default_rng([seed, 1, _stream("+".join(group)), b])
             size = min(BLOCK, replicates - start)
             blocks.append(_replicate_block(problem, best, fitted.settings, size, restarts, rng))
             if tick is not None:
@@ -253,10 +255,6 @@ def bootstrap(
         theta = np.concatenate(blocks)  # [B, G, 7]
         drawn |= {name: theta[:, i] for i, name in enumerate(group)}
     return replace(fitted, arms={n: replace(a, replicates=drawn[n]) for n, a in fitted.arms.items()})
-
-
-#: replicates refitted at a time
-BLOCK = 100
 
 
 def _replicate_block(problem: Problem, best: Array, settings: Settings, size: int, restarts: int, rng: Any) -> Array:
@@ -286,10 +284,10 @@ def _equalise(theta: Array, roles: Roles) -> None:
         theta[..., i] = theta[..., :1, i]
 
 
-def _fit_alone(train: Table, settings: Settings, index: int, tick: Tick | None) -> tuple[Array, float]:
+def _fit_alone(train: Table, settings: Settings, tick: Tick | None) -> tuple[Array, float]:
     """The best optimum of one arm [7], and the share of the starts that reach it."""
     alone = _unshared(settings)
-    problem = _problem([train], alone)
+    problem = problem_of([train], alone)
     rng = np.random.default_rng([settings.seed, 0, _stream(train.group[0])])
     starts = draw_starts(rng, (settings.starts, 1), alone.fixed)
     theta, cost = solve(problem, starts, alone.roles)
@@ -301,9 +299,9 @@ def _fit_alone(train: Table, settings: Settings, index: int, tick: Tick | None) 
 
 def _fit_together(train: Table, settings: Settings, tick: Tick | None) -> tuple[Array, list[float]]:
     tables = [train.arm(name) for name in train.arms]
-    pairs = [_fit_alone(t, settings, i, tick) for i, t in enumerate(tables)]
+    pairs = [_fit_alone(t, settings, tick) for t in tables]
     theta, hits = np.stack([t for t, _ in pairs]), [h for _, h in pairs]
-    problem, shared = _problem(tables, settings), list(settings.roles.shared)
+    problem, shared = problem_of(tables, settings), list(settings.roles.shared)
     for _ in range(3):
         theta[:, shared] = theta[:, shared].mean(0)
         theta = _polish(problem, solve(problem, theta[None], settings.roles)[0][0], settings)
@@ -318,7 +316,7 @@ def _improve_each(tables: Sequence[Table], theta: Array, settings: Settings, fix
     """Try every arm again from fresh starts with the shared parameters held; True where one found a lower cost."""
     improved = False
     for i, table in enumerate(tables):
-        problem = _problem([table], settings)
+        problem = problem_of([table], settings)
         rng = np.random.default_rng([settings.seed, 0, _stream(table.group[0])])
         starts = draw_starts(rng, (settings.starts, 1), {**settings.fixed, **fixed})
         ends, cost = solve(problem, starts, Roles(settings.roles.free))
@@ -352,7 +350,7 @@ def _polish(problem: Problem, theta: Array, settings: Settings) -> Array:
     return unpack(result.x) if lower else theta
 
 
-def _problem(tables: Sequence[Table], settings: Settings) -> Problem:
+def problem_of(tables: Sequence[Table], settings: Settings) -> Problem:
     """Arms padded to one width; the padding has weight 0 and harmless values."""
     width = max(map(len, tables))
 
@@ -404,7 +402,9 @@ def _check_design(train: Table, settings: Settings) -> None:
                 raise ValueError(f"arm {arm!r} has a single value of {column}; its exponent cannot be fitted")
         if settings.offset == "arm" and len(np.unique(cells.chained)) < 2:
             kind = "only" if cells.chained.all() else "no"
-            raise ValueError(f"arm {arm!r} has {kind} chained cells: its own offset cannot be fitted; share it or use none")
+            raise ValueError(
+                f"arm {arm!r} has {kind} chained cells: its own offset cannot be fitted; share it or use none"
+            )
     if settings.offset == "shared" and train.chained.all():
         raise ValueError("all cells are chained: the offset cannot be told from E; use offset none")
 
@@ -420,34 +420,4 @@ def _huber(residual: Array, delta: float) -> float:
 
 def _stream(name: str) -> int:
     """A number for an arm's name, so that its random stream does not depend on which other arms are fitted."""
-    return int.from_bytes(name.encode()[:32].ljust(32, b"\0"), "little")
-
-
-def describe(fitted: Fit, level: float = LEVEL) -> dict[str, Any]:
-    """A fit as JSON: parameters, intervals, RMSE, residuals and held-out errors per arm."""
-    return {
-        "settings": {**fitted.settings.__dict__, "hold_out": list(fitted.settings.hold_out)},
-        "cost": fitted.cost,
-        "arms": {name: _describe_arm(arm, level) for name, arm in fitted.arms.items()},
-    }
-
-
-def _describe_arm(arm: ArmFit, level: float) -> dict[str, Any]:
-    cells = zip(arm.train.cell, arm.train.N, arm.train.D, arm.train.chained, arm.train.loss, arm.residuals, strict=True)
-    held = arm.held_out_errors(level)
-    return {
-        "parameters": {n: s.__dict__ for n, s in arm.parameters(level).items()},
-        "rmse": arm.rmse,
-        "starts_at_optimum": arm.hits,
-        "replicates": 0 if arm.replicates is None else len(arm.replicates),
-        "held_out": {
-            cell: {"measured": float(arm.held_out.loss[i]), "error": error.__dict__}
-            for i, (cell, error) in enumerate(held.items())
-            if arm.held_out is not None
-        },
-        "cells": [
-            {"cell": cell, "N": float(N), "D": float(D), "C": float(compute(N, D)), "chained": bool(chained),
-             "loss": float(loss), "residual": float(residual)}
-            for cell, N, D, chained, loss, residual in cells
-        ],
-    }  # fmt: skip
+    return zlib.crc32(name.encode())

@@ -67,7 +67,10 @@ def reference_losses() -> dict[str, float | None]:
         >>> reference_losses()["1.7B/50BT"], reference_losses()["1.7B/6BT"]
         (2.1353, None)
     """
-    return {f"{r['size']}/{r['tokens_billion']}BT": float(r["reference"]) if r["reference"] else None for r in _rows("losses.csv")}
+    return {
+        f"{r['size']}/{r['tokens_billion']}BT": float(r["reference"]) if r["reference"] else None
+        for r in _rows("losses.csv")
+    }
 
 
 def downstream() -> dict[tuple[str, str], float]:
@@ -77,7 +80,9 @@ def downstream() -> dict[tuple[str, str], float]:
         >>> downstream()["CKDA", "1.7B/50BT"]
         57.21
     """
-    return {(arm, f"{r['size']}/{r['tokens_billion']}BT"): float(r[arm]) for r in _rows("downstream.csv") for arm in ARMS}
+    return {
+        (arm, f"{r['size']}/{r['tokens_billion']}BT"): float(r[arm]) for r in _rows("downstream.csv") for arm in ARMS
+    }
 
 
 @cache

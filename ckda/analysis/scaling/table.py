@@ -90,11 +90,12 @@ class Table:
         group, cell = tuple(self.group[i] for i in rows), tuple(self.cell[i] for i in rows)
         return Table(self.N[rows], self.D[rows], self.loss[rows], group, self.chained[rows], cell)
 
-    def arm(self, name: str) -> "Table":
-        """The rows of one group."""
-        if name not in self.arms:
-            raise ValueError(f"no arm {name!r} in the table; there are: {', '.join(self.arms)}")
-        return self.where(np.array([g == name for g in self.group]))
+    def arm(self, *names: str) -> "Table":
+        """The rows of these groups."""
+        for name in names:
+            if name not in self.arms:
+                raise ValueError(f"no arm {name!r} in the table; there are: {', '.join(self.arms)}")
+        return self.where(np.array([g in names for g in self.group]))
 
     def match(self, cell: str) -> NDArray[np.bool_]:
         """Rows of the cell: by its name, or by size and tokens ('1.7B/50BT', to 2%) where no name is equal."""
@@ -121,7 +122,9 @@ def parse_cell(text: str) -> tuple[float, float]:
     size, slash, tokens = text.strip().partition("/")
     if not slash:
         raise ValueError(f"cell {text!r}: expected SIZE/TOKENS, such as 1.7B/50BT")
-    return parse_number(size), parse_number(tokens.strip().removesuffix("T") if tokens.strip()[-2:-1].isalpha() else tokens)
+    return parse_number(size), parse_number(
+        tokens.strip().removesuffix("T") if tokens.strip()[-2:-1].isalpha() else tokens
+    )
 
 
 def parse_number(text: str) -> float:

@@ -1,0 +1,180 @@
+"""Figures of a fit, pure functions of its JSON: loss against compute, advantage by scale, residuals, predictions."""
+
+from collections.abc import Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ckda.record import write_bytes
+
+__all__ = ["advantage", "frontier", "predictions", "residuals", "save"]
+
+_COLOURS = (
+    "#4d4d4d",
+    "#999999",
+    "#1f77b4",
+    "#d62728",
+    "#17a2b8",
+    "#ff7f0e",
+    "#2ca02c",
+    "#9467bd",
+    "#8c564b",
+    "#e377c2",
+)
+Result = Mapping[str, Any]
+
+
+def save(path: str | Path, figure: Figure) -> Path:
+    """Write the figure as PNG, whole or not at all."""
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png", dpi=150, bbox_inches="tight", metadata={"Software": None})
+    return write_bytes(path, buffer.getvalue())
+
+
+def _colours(result: Result) -> dict[str, str]:
+    return {arm: _COLOURS[i % len(_COLOURS)] for i, arm in enumerate(result["arms"])}
+
+
+def _panels(count: int, width: float = 3.6, height: float = 3.0) -> tuple[Figure, list[Axes]]:
+    columns = min(3, count)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for spare in axes.flat[count:]:
+        spare.set_visible(False)
+    return figure, list(axes.flat[:count])
+
+
+def frontier(result: Result) -> Figure:
+    """Loss against training compute: the measured cells, and the fitted compute-optimal frontier with its interval."""
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for arm, colour in _colours(result).items():
+        cells, curve = result["arms"][arm]["cells"], result["arms"][arm]["frontier"]
+        left.scatter([c["C"] for c in cells], [c["loss"] for c in cells], s=9, color=colour, alpha=0.6, linewidths=0)
+        if not curve:
+            continue
+        C = [p["C"] for p in curve]
+        left.plot(C, [p["loss"]["value"] for p in curve], color=colour, lw=1.6, label=arm)
+        if curve[0]["loss"]["low"] is not None:
+            left.fill_between(
+                C, [p["loss"]["low"] for p in curve], [p["loss"]["high"] for p in curve], color=colour, alpha=0.12, lw=0
+            )
+        right.plot(C, [p["N"]["value"] for p in curve], color=colour, lw=1.6)
+    left.set(xscale="log", xlabel="training FLOPs, 6ND", ylabel="validation loss (nats)", title="Loss against compute")
+    right.set(
+        xscale="log", yscale="log", xlabel="training FLOPs, 6ND", ylabel="compute-optimal N", title="Optimal size"
+    )
+    left.legend(fontsize=8, frameon=False, title="optimal frontier; dots: runs", title_fontsize=8)
+    _grid(left, right)
+    return figure
+
+
+def advantage(result: Result, baseline: str) -> Figure:
+    """Loss of the baseline minus loss of each other arm at the same cell, by tokens; one line per size, dashed where fitted."""
+    others = [arm for arm in result["arms"] if arm != baseline]
+    figure, axes = _panels(max(1, len(others)))
+    sizes = sorted({_size(c) for arm in others for c in result["arms"][arm]["cells"]}, key=_size_order(result))
+    shades = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.88, max(1, len(sizes))))
+    for axis, arm in zip(axes, others, strict=False):
+        pairs = _pairs(result["arms"][arm]["cells"], result["arms"][baseline]["cells"])
+        for size, shade in zip(sizes, shades, strict=True):
+            mine = sorted(
+                ((a["D"], b["loss"] - a["loss"], b["predicted"] - a["predicted"]) for a, b in pairs if _size(a) == size)
+            )
+            if mine:
+                D, measured, fitted = zip(*mine, strict=True)
+                axis.plot(D, measured, "o-", color=shade, ms=3.5, lw=1.3, label=size)
+                axis.plot(D, fitted, "--", color=shade, lw=0.9)
+        axis.set_title(arm, fontsize=10)
+        axis.axhline(0, color="black", lw=0.6)
+        axis.set_xscale("log")
+    figure.supxlabel("training tokens D", fontsize=10)
+    figure.supylabel(f"loss of {baseline} minus loss (nats)", fontsize=10)
+    if axes[0].lines:
+        figure.legend(
+            *axes[0].get_legend_handles_labels(), loc="outside right center", fontsize=8, frameon=False, title="size"
+        )
+    _grid(*axes)
+    return figure
+
+
+def residuals(result: Result) -> Figure:
+    """Measured minus fitted loss of every cell by compute; crosses are held out; the band is the Huber scale."""
+    figure, axes = _panels(len(result["arms"]))
+    delta = result["settings"]["delta"]
+    for axis, (arm, colour) in zip(axes, _colours(result).items(), strict=True):
+        data = result["arms"][arm]
+        axis.axhspan(-1e3 * delta, 1e3 * delta, color="black", alpha=0.05, lw=0)
+        axis.axhline(0, color="black", lw=0.6)
+        for marker, kind in (("o", "fitted, own run"), ("s", "fitted, chained"), ("X", "held out")):
+            mine = [c for c in data["cells"] if _kind(c) == kind]
+            face = "none" if marker == "o" else colour
+            axis.scatter(
+                [c["C"] for c in mine], [1e3 * (c["loss"] - c["predicted"]) for c in mine], marker=marker, s=26 if marker != "X" else 60,
+                facecolors=face, edgecolors=colour if marker != "X" else "black", linewidths=0.9, label=kind if mine else None,
+            )  # fmt: skip
+        axis.set_title(f"{arm}: RMSE {1e3 * data['rmse']:.2f} mnat", fontsize=10)
+        axis.set_xscale("log")
+    axes[0].legend(fontsize=7, frameon=False)
+    figure.supxlabel("training FLOPs, 6ND", fontsize=10)
+    figure.supylabel("measured minus fitted loss (mnat)", fontsize=10)
+    _grid(*axes)
+    return figure
+
+
+def predictions(result: Result) -> Figure:
+    """Predicted losses with their intervals, one group per cell or compute budget."""
+    groups = [(p["cell"], p["loss"]) for p in result["cells"]]
+    groups += [
+        (f"{p['C']:.2g} FLOPs,\noptimal", {a: f["loss"] for a, f in p["optimal"].items()}) for p in result["compute"]
+    ]
+    figure = Figure(figsize=(max(5.0, 1.6 * len(groups) + 3.5), 4.0), layout="constrained")
+    axis = figure.subplots()
+    arms = list(groups[0][1])
+    for i, arm in enumerate(arms):
+        x = np.arange(len(groups)) + 0.7 * ((i + 0.5) / len(arms) - 0.5)
+        y = np.array([g[arm]["value"] for _, g in groups])
+        low = np.array([y[j] if g[arm]["low"] is None else g[arm]["low"] for j, (_, g) in enumerate(groups)])
+        high = np.array([y[j] if g[arm]["high"] is None else g[arm]["high"] for j, (_, g) in enumerate(groups)])
+        error = np.maximum([y - low, high - y], 0.0)
+        axis.errorbar(x, y, yerr=error, fmt="o", ms=4, capsize=2, color=_COLOURS[i % len(_COLOURS)], label=arm)
+    axis.set_xticks(range(len(groups)), [name for name, _ in groups])
+    axis.set(ylabel="predicted loss (nats)")
+    axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    _grid(axis)
+    return figure
+
+
+def _kind(cell: Mapping[str, Any]) -> str:
+    return "held out" if cell["held_out"] else "fitted, chained" if cell["chained"] else "fitted, own run"
+
+
+def _size(cell: Mapping[str, Any]) -> str:
+    return str(cell["cell"]).partition("/")[0]
+
+
+def _size_order(result: Result) -> Any:
+    N = {_size(c): c["N"] for arm in result["arms"].values() for c in arm["cells"]}
+    return lambda size: N[size]
+
+
+def _pairs(cells: list[dict[str, Any]], base: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each cell with the baseline's nearest one: sizes within 5%, tokens within 2%."""
+    pairs = []
+    for cell in cells:
+        near = [b for b in base if abs(np.log(b["N"] / cell["N"])) < 0.05 and abs(np.log(b["D"] / cell["D"])) < 0.02]
+        if near:
+            pairs.append((cell, min(near, key=lambda b: abs(np.log(b["N"] / cell["N"])))))
+    return pairs
+
+
+def _grid(*axes: Axes) -> None:
+    for axis in axes:
+        axis.grid(alpha=0.25, lw=0.5, which="major")
+        axis.spines[["top", "right"]].set_visible(False)
