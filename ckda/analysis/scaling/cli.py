@@ -14,7 +14,7 @@ from ckda.cli import add_common_arguments
 from ckda.record import environment, write_json
 
 from . import figures, report
-from .fit import BLOCK, LEVEL, Fit, Settings, fit
+from .fit import BLOCK, LEVEL, Fit, Settings, fit, split
 from .law import FORMS
 from .published import HELD_OUT, paper_table
 from .reproduce import TREATMENTS, checks, coverage, entries, rounding_spread
@@ -109,7 +109,7 @@ def _fit(args: argparse.Namespace) -> dict[str, Any]:
     began = time.perf_counter()
     table, settings, source = _inputs(args)
     baseline = args.baseline or table.arms[0]
-    table.arm(baseline)  # a wrong name fails before the fit, not after it
+    table.arm(baseline), split(table, settings)  # what is wrong with the input fails before the fit, not during it
     out = Path(args.out)
     resume = Resume(out / "fit.partial.json", [asdict(settings), args.bootstrap, args.restarts, _fingerprint(table)])
     with _progress("fit", _ticks(table, args.bootstrap, bool(settings.roles.shared))) as tick:

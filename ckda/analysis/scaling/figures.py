@@ -9,8 +9,11 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from ckda.record import write_bytes
+
+from .table import short
 
 __all__ = ["advantage", "frontier", "predictions", "residuals", "save"]
 
@@ -54,18 +57,19 @@ def frontier(result: Result) -> Figure:
     """Loss against training compute: the measured cells, and the fitted compute-optimal frontier with its interval."""
     figure = Figure(figsize=(11, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for arm, colour in _colours(result).items():
+    for i, (arm, colour) in enumerate(_colours(result).items()):
+        style = ("-", (0, (4, 2)))[i % 2]  # neighbours often coincide
         cells, curve = result["arms"][arm]["cells"], result["arms"][arm]["frontier"]
         left.scatter([c["C"] for c in cells], [c["loss"] for c in cells], s=9, color=colour, alpha=0.6, linewidths=0)
         if not curve:
             continue
         C = [p["C"] for p in curve]
-        left.plot(C, [p["loss"]["value"] for p in curve], color=colour, lw=1.6, label=arm)
+        left.plot(C, [p["loss"]["value"] for p in curve], color=colour, lw=1.6, ls=style, label=arm)
         if curve[0]["loss"]["low"] is not None:
             left.fill_between(
                 C, [p["loss"]["low"] for p in curve], [p["loss"]["high"] for p in curve], color=colour, alpha=0.12, lw=0
             )
-        right.plot(C, [p["N"]["value"] for p in curve], color=colour, lw=1.6)
+        right.plot(C, [p["N"]["value"] for p in curve], color=colour, lw=1.6, ls=style)
     left.set(xscale="log", xlabel="training FLOPs, 6ND", ylabel="validation loss (nats)", title="Loss against compute")
     right.set(
         xscale="log", yscale="log", xlabel="training FLOPs, 6ND", ylabel="compute-optimal N", title="Optimal size"
@@ -76,7 +80,7 @@ def frontier(result: Result) -> Figure:
 
 
 def advantage(result: Result, baseline: str) -> Figure:
-    """Loss of the baseline minus loss of each other arm at the same cell, by tokens; one line per size, dashed where fitted."""
+    """Loss of the baseline minus that of each other arm at the same cell by tokens; a line per size, dashed its fit."""
     others = [arm for arm in result["arms"] if arm != baseline]
     figure, axes = _panels(max(1, len(others)))
     sizes = sorted({_size(c) for arm in others for c in result["arms"][arm]["cells"]}, key=_size_order(result))
@@ -94,11 +98,16 @@ def advantage(result: Result, baseline: str) -> Figure:
         axis.set_title(arm, fontsize=10)
         axis.axhline(0, color="black", lw=0.6)
         axis.set_xscale("log")
+        _token_ticks(axis, [c["D"] for c in result["arms"][arm]["cells"]])
     figure.supxlabel("training tokens D", fontsize=10)
     figure.supylabel(f"loss of {baseline} minus loss (nats)", fontsize=10)
     if axes[0].lines:
         figure.legend(
-            *axes[0].get_legend_handles_labels(), loc="outside right center", fontsize=8, frameon=False, title="size"
+            *axes[0].get_legend_handles_labels(),
+            loc="outside right center",
+            fontsize=8,
+            frameon=False,
+            title="size (dashed: fit)",
         )
     _grid(*axes)
     return figure
@@ -114,11 +123,12 @@ def residuals(result: Result) -> Figure:
         axis.axhline(0, color="black", lw=0.6)
         for marker, kind in (("o", "fitted, own run"), ("s", "fitted, chained"), ("X", "held out")):
             mine = [c for c in data["cells"] if _kind(c) == kind]
+            x, y = [c["C"] for c in mine], [1e3 * (c["loss"] - c["predicted"]) for c in mine]
             face = "none" if marker == "o" else colour
+            edge, area = ("black", 60) if marker == "X" else (colour, 26)
             axis.scatter(
-                [c["C"] for c in mine], [1e3 * (c["loss"] - c["predicted"]) for c in mine], marker=marker, s=26 if marker != "X" else 60,
-                facecolors=face, edgecolors=colour if marker != "X" else "black", linewidths=0.9, label=kind if mine else None,
-            )  # fmt: skip
+                x, y, area, marker=marker, facecolors=face, edgecolors=edge, lw=0.9, label=kind if mine else None
+            )
         axis.set_title(f"{arm}: RMSE {1e3 * data['rmse']:.2f} mnat", fontsize=10)
         axis.set_xscale("log")
     axes[0].legend(fontsize=7, frameon=False)
@@ -149,6 +159,14 @@ def predictions(result: Result) -> Figure:
     axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     _grid(axis)
     return figure
+
+
+def _token_ticks(axis: Axes, tokens: list[float]) -> None:
+    """The budgets themselves as ticks, where they are few."""
+    budgets = sorted(set(tokens))
+    if len(budgets) <= 6:
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.set_xticks(budgets, [short(D) for D in budgets])
 
 
 def _kind(cell: Mapping[str, Any]) -> str:

@@ -13,14 +13,26 @@ from .law import FORMS, PARAMETERS, optimal_allocation, optimal_loss, readable, 
 from .solver import Problem, Roles, solve
 from .table import Table, as_table
 
-__all__ = ["LEVEL", "ArmFit", "Fit", "Settings", "Summary", "bootstrap", "draw_starts", "fit", "interval", "problem_of"]
+__all__ = [
+    "LEVEL",
+    "ArmFit",
+    "Fit",
+    "Settings",
+    "Summary",
+    "bootstrap",
+    "draw_starts",
+    "fit",
+    "interval",
+    "problem_of",
+    "split",
+]
 
 Array = NDArray[np.float64]
 Tick = Callable[[], None]
 Offset = Literal["none", "arm", "shared"]
 
 #: bootstrap replicates refitted at a time
-BLOCK = 100
+BLOCK = 200
 #: the level of the reported intervals
 LEVEL = 0.95
 _INDEX = {name: i for i, name in enumerate(PARAMETERS)}
@@ -96,7 +108,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class ArmFit:
-    """One arm: parameters [7], in-sample RMSE, held-out cells, and the bootstrap replicates [B, 7] where there are any."""
+    """One arm: parameters [7], fitted and held-out cells, and the bootstrap replicates [B, 7] where there are any."""
 
     theta: Array
     train: Table
@@ -140,7 +152,7 @@ class ArmFit:
         return self._summary(lambda theta: skaling_loss(theta, N, D, float(chained)), level)
 
     def frontier(self, C: float, level: float = LEVEL) -> dict[str, Summary]:
-        """Compute-optimal parameters, tokens and loss at C FLOPs. Replicates without an optimum (an exponent <= 0) are left out."""
+        """Compute-optimal N, D and loss at C FLOPs; replicates without an optimum (exponent <= 0) are left out."""
         rows = self.replicates
         kept = None if rows is None else rows[(rows[:, _INDEX["alpha"]] > 0) & (rows[:, _INDEX["beta"]] > 0)]
         arm = replace(self, replicates=kept)
@@ -176,7 +188,7 @@ def interval(draws: Array, level: float = LEVEL) -> tuple[Array, Array]:
 
     Example:
         >>> low, high = interval(np.arange(101.0))
-        >>> print(low, high)
+        >>> print(low.round(3), high.round(3))
         2.5 97.5
     """
     tail = 50.0 * (1.0 - level)
@@ -201,20 +213,19 @@ def fit(data: Any, settings: Settings | None = None, *, tick: Tick | None = None
     """Fit the law to every arm of a table (sec:scaling-methodology); `options` are fields of :class:`Settings`.
 
     Arms that share nothing are fitted one by one, each from `starts` random starts. Arms that share E or c are fitted
-    one by one first, then together from the joint of their optima, and each is then tried again from fresh starts at the
-    shared values until none improves. The best optimum is polished by scipy's trust-region solver.
+    one by one first, then together from the joint of their optima, and each is then tried again from fresh starts at
+    the shared values until none improves. The best optimum is polished by scipy's trust-region solver.
 
     Example:
         >>> from .published import paper_table
         >>> ckda = fit(paper_table().arm("CKDA"), hold_out=("1.7B/50BT",), starts=50).arms["CKDA"]
-        >>> print(f"E = {ckda.theta[0]:.3f}, RMSE {ckda.rmse:.5f}, k = {ckda.theta[5]:.3f}")
-        E = 1.211, RMSE 0.00269, k = 0.440
+        >>> print(f"E = {ckda.theta[0]:.3f}, RMSE {ckda.rmse:.4f}, k = {ckda.theta[5]:.3f}")
+        E = 1.211, RMSE 0.0027, k = 0.440
     """
     settings = replace(settings or Settings(), **options)
     table = as_table(data)
     settings = _drop_idle_offset(table, settings)
-    train, held = _split(table, settings)
-    _check_design(train, settings)
+    train, held = split(table, settings)
     if settings.roles.shared:
         theta, hits = _fit_together(train, settings, tick)
     else:
@@ -233,8 +244,8 @@ def bootstrap(
 ) -> Fit:
     """Refit resampled cells, drawn with replacement within each arm, and keep the parameters of every replicate.
 
-    Each replicate starts from the full-data optimum and from `restarts` random points; the lowest cost is kept. Replicates
-    are refitted in blocks of :data:`BLOCK`, each with a random stream of its own, and `tick` is called after each block.
+    Each replicate starts from the full-data optimum and from `restarts` random points; the lowest cost is kept.
+    Replicates are refitted in blocks of `BLOCK`, each with a random stream of its own; `tick` is called after each.
     """
     if replicates < 2:
         raise ValueError(f"replicates is {replicates}; an interval needs at least two")
@@ -243,13 +254,15 @@ def bootstrap(
     groups = [names] if fitted.settings.roles.shared else [[name] for name in names]
     drawn: dict[str, Array] = {}
     for group in groups:
-        problem = problem_of([fitted.arms[name].train for name in group], fitted.settings)
+        tables = [fitted.arms[name].train for name in group]
+        settings = fitted.settings if len(tables) > 1 else _drop_idle_offset(tables[0], fitted.settings)
+        problem = problem_of(tables, settings)
         best = np.stack([fitted.arms[name].theta for name in group])
         blocks = []
         for b, start in enumerate(range(0, replicates, BLOCK)):
             rng = np.random.default_rng([seed, 1, _stream("+".join(group)), b])
             size = min(BLOCK, replicates - start)
-            blocks.append(_replicate_block(problem, best, fitted.settings, size, restarts, rng))
+            blocks.append(_replicate_block(problem, best, settings, size, restarts, rng))
             if tick is not None:
                 tick()
         theta = np.concatenate(blocks)  # [B, G, 7]
@@ -286,7 +299,7 @@ def _equalise(theta: Array, roles: Roles) -> None:
 
 def _fit_alone(train: Table, settings: Settings, tick: Tick | None) -> tuple[Array, float]:
     """The best optimum of one arm [7], and the share of the starts that reach it."""
-    alone = _unshared(settings)
+    alone = _drop_idle_offset(train, _unshared(settings))
     problem = problem_of([train], alone)
     rng = np.random.default_rng([settings.seed, 0, _stream(train.group[0])])
     starts = draw_starts(rng, (settings.starts, 1), alone.fixed)
@@ -342,10 +355,11 @@ def _polish(problem: Problem, theta: Array, settings: Settings) -> Array:
         return (predicted - problem.loss)[mask]
 
     start = np.concatenate([theta[:, free].ravel(), theta[0, shared]])
-    result = least_squares(
-        residual, start, jac="3-point", method="trf", loss="huber", f_scale=problem.delta, x_scale="jac",
-        ftol=1e-14, xtol=1e-14, gtol=1e-14, max_nfev=50,
-    )  # fmt: skip
+    with np.errstate(over="ignore"):  # a wild trial step is refused by its cost
+        result = least_squares(
+            residual, start, jac="3-point", method="trf", loss="huber", f_scale=problem.delta, x_scale="jac",
+            ftol=1e-14, xtol=1e-14, gtol=1e-14, max_nfev=50,
+        )  # fmt: skip
     lower = result.cost < _huber(residual(start), problem.delta)
     return unpack(result.x) if lower else theta
 
@@ -373,13 +387,23 @@ def _unshared(settings: Settings) -> Settings:
     return replace(settings, E=E, offset="arm" if settings.offset == "shared" else settings.offset)
 
 
-def _split(table: Table, settings: Settings) -> tuple[Table, Table | None]:
-    if not settings.hold_out:
-        return table, None
-    mask = np.any([table.match(cell) for cell in settings.hold_out], axis=0)
+def split(table: Table, settings: Settings) -> tuple[Table, Table | None]:
+    """The cells to fit and the held-out ones; a ValueError where the former cannot determine the parameters.
+
+    Example:
+        >>> from .published import paper_table
+        >>> train, held = split(paper_table(), Settings(hold_out=("1.7B/50BT",)))
+        >>> len(train), len(held)
+        (174, 6)
+    """
+    mask = np.zeros(len(table), bool)
+    for cell in settings.hold_out:
+        mask |= table.match(cell)
     if mask.all():
         raise ValueError("every cell is held out; nothing is left to fit")
-    return table.where(~mask), table.where(mask)
+    train = table.where(~mask)
+    _check_design(train, settings)
+    return train, table.where(mask) if mask.any() else None
 
 
 def _drop_idle_offset(table: Table, settings: Settings) -> Settings:
@@ -389,9 +413,9 @@ def _drop_idle_offset(table: Table, settings: Settings) -> Settings:
 
 def _check_design(train: Table, settings: Settings) -> None:
     """Refuse a table that cannot determine the parameters."""
-    names = [PARAMETERS[i] for i in settings.roles.free + settings.roles.shared]
     for arm in train.arms:
         cells = train.arm(arm)
+        names = [PARAMETERS[i] for i in _drop_idle_offset(cells, _unshared(settings)).roles.free]
         if len(cells) < len(names):
             raise ValueError(
                 f"arm {arm!r} has {len(cells)} cells for {len(names)} parameters ({', '.join(names)}); "
@@ -400,12 +424,9 @@ def _check_design(train: Table, settings: Settings) -> None:
         for column, values in (("N", cells.N), ("D", cells.D)):
             if len(np.unique(values)) < 2:
                 raise ValueError(f"arm {arm!r} has a single value of {column}; its exponent cannot be fitted")
-        if settings.offset == "arm" and len(np.unique(cells.chained)) < 2:
-            kind = "only" if cells.chained.all() else "no"
-            raise ValueError(
-                f"arm {arm!r} has {kind} chained cells: its own offset cannot be fitted; share it or use none"
-            )
-    if settings.offset == "shared" and train.chained.all():
+        if settings.offset == "arm" and settings.E == "free" and cells.chained.all():
+            raise ValueError(f"all cells of arm {arm!r} are chained: its offset cannot be told from E; use offset none")
+    if settings.offset == "shared" and isinstance(settings.E, str) and train.chained.all():
         raise ValueError("all cells are chained: the offset cannot be told from E; use offset none")
 
 

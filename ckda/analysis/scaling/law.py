@@ -29,7 +29,7 @@ FLOPS_PER_TOKEN = 6.0
 
 
 def skaling_loss(theta: ArrayLike, N: ArrayLike, D: ArrayLike, chained: ArrayLike = 0.0) -> Array:
-    """L(N, D) of sec:scaling-methodology; `theta` [..., 7] in the order of :data:`PARAMETERS`, the rest broadcast to [...].
+    """L(N, D) of sec:scaling-methodology; `theta` [..., 7] ordered as :data:`PARAMETERS`, the rest broadcast to [...].
 
     Example:
         >>> theta = [1.2, np.log(2.7e4), 0.52, np.log(1.3e4), 0.42, 0.44, 0.01]

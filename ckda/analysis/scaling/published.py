@@ -1,5 +1,8 @@
-"""The paper's numbers as data: losses (tab:scaling-data), downstream averages (tab:downstream-avg9), sizes
-(tab:ladder-configs) and the printed fits (tab:scaling-holdout-isolated, tab:scaling-holdout-pinned, tab:scaling-holdout)."""
+"""The paper's numbers as data.
+
+Losses (tab:scaling-data), downstream averages (tab:downstream-avg9), sizes (tab:ladder-configs) and the printed fits
+(tab:scaling-holdout-isolated, tab:scaling-holdout-pinned, tab:scaling-holdout).
+"""
 
 import csv
 import json
@@ -26,8 +29,8 @@ def _rows(name: str) -> list[dict[str, str]]:
 def parameters(printed: bool = False) -> dict[tuple[str, str], float]:
     """N of (arm, size): the exact totals of the ladder, or the millions that tab:ladder-configs prints (two decimals).
 
-    The paper's text says non-embedding parameters; only the totals return its fits, and only the exact ones return the last
-    printed digit. The QK-norm arm takes Transformer++'s total.
+    The paper's text says non-embedding parameters; only the totals return its fits, and only the exact ones return the
+    last printed digit. The QK-norm arm takes Transformer++'s total.
 
     Example:
         >>> parameters()["CKDA", "1.7B"], parameters(printed=True)["CKDA", "1.7B"]

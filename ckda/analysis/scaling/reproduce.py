@@ -1,4 +1,4 @@
-"""The paper's fits again, held against what it prints; and how far its rounding and the interval's nominal rate can be trusted."""
+"""The paper's fits again, held against what it prints; what its rounding hides; whether the intervals cover."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -103,7 +103,7 @@ def checks(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 def rounding_spread(
     fitted: Fit, draws: int = 200, half_width: float = 5e-5, seed: int = 0
 ) -> dict[str, dict[str, float]]:
-    """Half the width of the central 95% of every parameter, as the table's fourth decimal is drawn anew within its rounding.
+    """Half the width of the central 95% of every parameter as the losses vary within the rounding of the table.
 
     The paper fitted the losses themselves; we have them to four decimals. What moves more than a printed digit under
     losses + U(-half_width, half_width) cannot be expected to agree in that digit.
@@ -137,10 +137,11 @@ def coverage(
     seed: int = 0,
     tick: Callable[[], None] | None = None,
 ) -> dict[str, Any]:
-    """How often the bootstrap interval holds the truth: synthetic tables on `design` from `truth` [7] plus Gaussian noise.
+    """How often the bootstrap interval holds the truth, for tables on `design` from `truth` [7] plus Gaussian noise.
 
     Every table is fitted from random starts and bootstrapped by the functions a user calls; one arm, Skaling form,
-    offset where the design has chained cells. Besides the parameters, the loss at ten times the largest N and D is covered.
+    offset where the design has chained cells. Besides the parameters, the loss at ten times the largest N and D is
+    tried.
     The result's `inside` is the share of the tables by level and quantity.
     """
     clean = skaling_loss(truth, design.N, design.D, design.chained)
@@ -158,9 +159,9 @@ def coverage(
             inside[j] += (low <= target) & (target <= high)
         if tick is not None:
             tick()
-    names = [*PARAMETERS, "loss at 10x"]
+    names, share = [*PARAMETERS, "loss at 10x"], inside / datasets
     return {
         "noise": noise, "datasets": datasets, "replicates": replicates, "truth": list(map(float, truth)),
         "standard_error": {str(p): float(np.sqrt(p * (1 - p) / datasets)) for p in levels},
-        "inside": {str(p): dict(zip(names, (row / datasets).tolist(), strict=True)) for p, row in zip(levels, inside, strict=True)},
+        "inside": {str(p): dict(zip(names, row.tolist(), strict=True)) for p, row in zip(levels, share, strict=True)},
     }  # fmt: skip

@@ -3,11 +3,10 @@
 A batch holds R problems of G arms with up to M cells each. Starts and bootstrap replicates are both just members of the
 batch: a replicate is the same table under integer weights. Axes: R problems, G arms, M cells, P parameters.
 
-Coordinates inside: log N and log D are centred, so that the prefactors stop mimicking the exponents, and k is log k, so that
-it stays positive. A parameter is free in every arm, shared by the arms of a problem, or fixed.
+Coordinates inside: log N and log D are centred, so that the prefactors stop mimicking the exponents, and k is log k,
+so that it stays positive. A parameter is free in every arm, shared by the arms of a problem, or fixed.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,13 +57,12 @@ def solve(
     *,
     max_steps: int = 300,
     tolerance: float = 1e-12,
-    tick: Callable[[], None] | None = None,
 ) -> tuple[Array, Array]:
     """Descend from every start until its cost stops falling; returns the end points [R, G, 7] and their costs [R].
 
-    The cost is sum w rho(L - loss) with Huber's rho: r^2/2 up to `delta`, linear beyond. A problem leaves the batch when
-    four accepted steps in a row improve its cost by less than `tolerance` of it, or when no damping finds a better point.
-    `tick` is called after every step. All in float64.
+    The cost is sum w rho(L - loss) with Huber's rho: r^2/2 up to `delta`, linear beyond. A problem leaves the batch
+    when four accepted steps in a row improve its cost by less than `tolerance` of it, or when no damping finds a
+    better point. All in float64.
 
     Example:
         >>> from .law import skaling_loss
@@ -86,8 +84,6 @@ def solve(
     alive = np.arange(len(x))
     for _ in range(max_steps):
         done = state.step(tolerance)
-        if tick is not None:
-            tick()
         if done.any():
             x[alive[done]], cost[alive[done]] = state.x[done], state.cost[done]
             alive = alive[~done]
@@ -204,7 +200,7 @@ def _damped(matrix: Array, damping: Array) -> Array:
 def _solve(matrix: Array, right: Array) -> Array:
     """A batched solve in which a singular member gives a zero step instead of an exception for all."""
     try:
-        return np.linalg.solve(matrix, right)
+        return np.asarray(np.linalg.solve(matrix, right), float)
     except np.linalg.LinAlgError:
         regular = np.linalg.matrix_rank(matrix, hermitian=True) == matrix.shape[-1]
         out = np.zeros_like(right)

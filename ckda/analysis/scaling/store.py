@@ -1,4 +1,4 @@
-"""Fits as files: a JSON with everything a figure needs, the bootstrap replicates as CSV beside it, and resumable runs."""
+"""Fits as files: a JSON with everything a figure needs, the replicates as CSV beside it, and resumable runs."""
 
 import csv
 import hashlib
@@ -24,7 +24,7 @@ KIND = "ckda scaling fit"
 
 
 def describe(fitted: Fit, level: float = LEVEL, frontier_points: int = 25) -> dict[str, Any]:
-    """A fit as JSON: settings, and per arm parameters, intervals, RMSE, held-out errors, cells and the optimal frontier."""
+    """A fit as JSON: settings, and per arm parameters, intervals, RMSE, held-out errors, cells and optimal frontier."""
     spans = [compute(arm.train.N, arm.train.D) for arm in fitted.arms.values()]
     C = np.geomspace(min(s.min() for s in spans), 10 * max(s.max() for s in spans), frontier_points)
     return {
@@ -75,7 +75,7 @@ def save_replicates(path: str | Path, fitted: Fit) -> Path:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["arm", *PARAMETERS])
     for name, arm in fitted.arms.items():
-        rows = [] if arm.replicates is None else arm.replicates
+        rows = [] if arm.replicates is None else arm.replicates.tolist()
         writer.writerows([name, *(f"{value:.10g}" for value in row)] for row in rows)
     return write_text(path, out.getvalue())
 
@@ -155,7 +155,7 @@ def resumable_fit(
     label: str = "fit",
     tick: Callable[[], None] | None = None,
 ) -> Fit:
-    """:func:`fit` and :func:`bootstrap`, arm by arm (all arms at once where they share a parameter), keeping finished arms."""
+    """Fit and bootstrap arm by arm (all arms at once where they share a parameter), keeping finished arms."""
     groups = [table.arms] if settings.roles.shared else [(arm,) for arm in table.arms]
     arms: dict[str, ArmFit] = {}
     cost = 0.0
@@ -166,10 +166,9 @@ def resumable_fit(
             fitted = fit(some, settings, tick=tick)
             return _pack(bootstrap(fitted, replicates, restarts, tick=tick) if replicates else fitted)
 
-        fitted = _unpack(resume.part(f"{label}/{' + '.join(group)}", make))
-        arms |= fitted.arms
-        cost += fitted.cost
-        settings = fitted.settings
+        part = _unpack(resume.part(f"{label}/{' + '.join(group)}", make))
+        arms |= part.arms
+        cost += part.cost
     return Fit(settings, arms, cost)
 
 

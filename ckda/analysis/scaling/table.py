@@ -1,4 +1,4 @@
-"""Tables of runs: (N, D, loss[, group, chained, cell]) from CSV, JSON, training logs or a DataFrame, checked on entry."""
+"""Tables of runs (N, D, loss[, group, chained, cell]) from CSV, JSON, training logs or a DataFrame; checked."""
 
 import csv
 import json
@@ -152,10 +152,16 @@ def cell_name(N: float, D: float) -> str:
         >>> cell_name(1713736000, 5e10)
         '1.71B/50BT'
     """
-    return f"{_short(N)}/{_short(D)}T"
+    return f"{short(N)}/{short(D)}T"
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
+    """A count in three digits.
+
+    Example:
+        >>> short(1713736000), short(6e9)
+        ('1.71B', '6B')
+    """
     for unit in ("T", "B", "M", "K"):
         if value >= _UNITS[unit]:
             return f"{float(f'{value / _UNITS[unit]:.3g}'):g}{unit}"
@@ -166,8 +172,8 @@ def as_table(data: Any) -> Table:
     """A :class:`Table` from a Table, a path, records, a mapping of columns or a DataFrame (anything with `to_dict`).
 
     Example:
-        >>> len(as_table([{"params": 1e8, "tokens": 1e9, "val_loss": 3.0}, {"params": 1e9, "tokens": 1e9, "val_loss": 2.8}]))
-        2
+        >>> len(as_table([{"params": 1e8, "tokens": 1e9, "val_loss": 3.0}]))
+        1
         >>> len(as_table({"N": [1e8, 1e9], "D": [1e9, 1e9], "loss": [3.0, 2.8], "arm": ["a", "a"]}))
         2
     """
@@ -184,10 +190,10 @@ def as_table(data: Any) -> Table:
 
 
 def read_table(paths: Iterable[str | Path]) -> Table:
-    """Runs from files: .csv; .json (a list, an object with "cells" or "runs", or one run); .jsonl (one object per line).
+    """Runs from files: .csv; .json (a list, an object with "cells" or "runs", or one run); .jsonl (an object a line).
 
-    Records with a `step` are a training log: a line without N or group takes those of the line before it (a log's header),
-    and only the last line with a loss counts, per run. Records without `step` are finished runs, one each.
+    Records with a `step` are a training log: a line without N or group takes those of the line before it (a log's
+    header), and only the last line with a loss counts, per run. Records without `step` are finished runs, one each.
     """
     records: list[dict[str, Any]] = []
     for path in map(Path, paths):
