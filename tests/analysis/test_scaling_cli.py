@@ -46,7 +46,7 @@ def test_compare_smoke_prints_only_json_and_meets_the_limits(tmp_path, capsys):
     for name in ("isolated", "pinned"):
         assert all(check["within"] for check in result["treatments"][name]["checks"].values())
     assert not result["treatments"]["pinned, offset per arm"]["checks"]["B"]["within"]
-    assert not (tmp_path / "compare.partial.json").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"compare.json", "compare.png"}
 
 
 def test_own_runs_from_a_csv_without_groups(tmp_path, capsys):

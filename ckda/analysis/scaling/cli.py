@@ -122,8 +122,8 @@ def _fit(args: argparse.Namespace) -> dict[str, Any]:
         "seed": args.seed,
     }
     result |= {"seconds": time.perf_counter() - began, "environment": environment("cpu")}
-    save_replicates(out / "fit_replicates.csv", fitted)
-    written = [write_json(out / "fit.json", result), *_draw(out, "fit", result, baseline)]
+    written = [save_replicates(out / "fit_replicates.csv", fitted), write_json(out / "fit.json", result)]
+    written += _draw(out, result, baseline)
     resume.finish()
     _say(args, report.fit_text(result), written)
     return result
@@ -227,7 +227,7 @@ def _compare(args: argparse.Namespace) -> dict[str, Any]:
     result |= {"coverage": study, "restarts": args.restarts}
     result |= {"seconds": time.perf_counter() - began, "environment": environment("cpu")}
     written = [write_json(out / "compare.json", result)]
-    written += _draw(out, "compare", result["treatments"]["isolated"], table.arms[0])
+    written.append(figures.save(out / "compare.png", figures.beside_paper(result)))
     resume.finish()
     titles = {name: f"{name} ({label}; held out: {HELD_OUT})" for name, (_, label, _) in TREATMENTS.items()}
     texts = [
@@ -261,12 +261,12 @@ def _coverage_text(study: Any) -> list[str]:
     return [f"{title}\n\n{report.grid(['nominal', *names], rows)}"]
 
 
-def _draw(out: Path, stem: str, result: dict[str, Any], baseline: str) -> list[Path]:
+def _draw(out: Path, result: dict[str, Any], baseline: str) -> list[Path]:
     """The three figures; without a second arm there is no advantage to draw."""
     pictures = {"frontier": figures.frontier(result), "residuals": figures.residuals(result)}
     if len(result["arms"]) > 1:
         pictures["advantage"] = figures.advantage(result, baseline)
-    return [figures.save(out / f"{stem}_{name}.png", picture) for name, picture in pictures.items()]
+    return [figures.save(out / f"fit_{name}.png", picture) for name, picture in pictures.items()]
 
 
 def _ticks(table: Table, replicates: int, together: bool) -> int:

@@ -9,13 +9,13 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 from ckda.record import write_bytes
 
 from .table import short
 
-__all__ = ["advantage", "frontier", "predictions", "residuals", "save"]
+__all__ = ["advantage", "beside_paper", "frontier", "predictions", "residuals", "save"]
 
 _COLOURS = (
     "#4d4d4d",
@@ -48,8 +48,9 @@ def _panels(count: int, width: float = 3.6, height: float = 3.0) -> tuple[Figure
     rows = -(-count // columns)
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    for spare in axes.flat[count:]:
-        spare.set_visible(False)
+    for i in range(count, rows * columns):
+        axes.flat[i].set_visible(False)
+        axes.flat[i - columns].tick_params(labelbottom=True)  # nothing below it shows the shared ticks
     return figure, list(axes.flat[:count])
 
 
@@ -159,6 +160,48 @@ def predictions(result: Result) -> Figure:
     axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     _grid(axis)
     return figure
+
+
+def beside_paper(result: Result) -> Figure:
+    """Every printed estimate with its interval, ours above the paper's; one row of panels per treatment."""
+    treatments = {name: t["beside_paper"] for name, t in result["treatments"].items()}
+    columns = ["E", "A", "alpha", "B", "beta", "k", "held-out error"]
+    arms = list(dict.fromkeys(row["arm"] for rows in treatments.values() for row in rows))
+    figure = Figure(figsize=(2.3 * len(columns), 2.6 * len(treatments)), layout="constrained")
+    axes = figure.subplots(len(treatments), len(columns), sharey=True, squeeze=False)
+    for line, (name, rows) in zip(axes, treatments.items(), strict=True):
+        line[0].set_ylabel(name, fontsize=10)
+        for axis, column in zip(line, columns, strict=True):
+            _forest(axis, [row for row in rows if row["column"] == column], arms)
+            axis.set_title(column, fontsize=10)
+    axes[0, 0].invert_yaxis()
+    figure.legend(
+        *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=9, frameon=False
+    )
+    return figure
+
+
+def _forest(axis: Axes, rows: list[dict[str, Any]], arms: list[str]) -> None:
+    axis.set_yticks(range(len(arms)), arms, fontsize=8)
+    axis.tick_params(axis="x", labelsize=7)
+    axis.spines[["top", "right"]].set_visible(False)
+    if not rows:
+        axis.text(0.5, 0.5, "pinned", transform=axis.transAxes, ha="center", va="center", fontsize=9, color="0.5")
+        axis.set_xticks([])
+        return
+    if rows[0]["column"] in ("A", "B"):
+        axis.set_xscale("log")
+    else:
+        axis.xaxis.set_major_locator(MaxNLocator(3))
+    y = np.array([arms.index(row["arm"]) for row in rows])
+    ours = [(row["ours"], row["low"], row["high"]) for row in rows]
+    paper = [(float(row["paper"]), *(row["paper_interval"] or (None, None))) for row in rows]
+    for shift, values, colour, label in ((-0.15, ours, "#d62728", "ours"), (0.15, paper, "#4d4d4d", "paper")):
+        axis.plot([v for v, _, _ in values], y + shift, "o", ms=3.5, color=colour, label=label)
+        for at, (_, low, high) in zip(y, values, strict=True):
+            if low is not None and high is not None:
+                axis.plot([low, high], [at + shift] * 2, color=colour, lw=1.2)
+    axis.grid(alpha=0.25, lw=0.5, axis="x")
 
 
 def _token_ticks(axis: Axes, tokens: list[float]) -> None:
