@@ -1,6 +1,9 @@
 """The command: files, figures, manners, resumption, and one-line errors."""
 
+import argparse
 import json
+import shlex
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -171,3 +174,13 @@ def test_help_names_the_sub_verbs(capsys):
     assert stop.value.code == 0
     assert "{fit,predict,compare}" in capsys.readouterr().out
     assert callable(cli.run)
+
+
+def test_every_command_of_the_documentation_parses():
+    text = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text()
+    lines = [line.partition("#")[0] for line in text.splitlines() if line.startswith("ckda scaling ")]
+    assert len(lines) >= 6
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    for line in lines:
+        parser.parse_args(shlex.split(line)[2:])

@@ -209,7 +209,11 @@ def _compare(args: argparse.Namespace) -> dict[str, Any]:
             "rounded",
             tick,
         )
+        spreads = {
+            n: resume.part(f"rounding/{n}", lambda n=n: rounding_spread(fits[n])) for n in ("isolated", "pinned")
+        }
         study = _coverage_study(args, fits["isolated"], table, resume, tick)
+        timing = _time_starts(table, args)
     result: dict[str, Any] = {
         "kind": "ckda scaling comparison",
         "level": args.level,
@@ -218,13 +222,12 @@ def _compare(args: argparse.Namespace) -> dict[str, Any]:
     }
     for name, fitted in fits.items():
         rows = entries(fitted, name, args.level)
-        spread = {} if name == "pinned, offset per arm" else rounding_spread(fitted)
         result["treatments"][name] = {
-            **describe(fitted, args.level), "beside_paper": rows, "checks": checks(rows), "rounding_half_width": spread,
+            **describe(fitted, args.level), "beside_paper": rows, "checks": checks(rows), "rounding_half_width": spreads.get(name),
         }  # fmt: skip
     rows = entries(rounded, "isolated", args.level)
     result["isolated_with_printed_sizes"] = {"beside_paper": rows, "checks": checks(rows)}
-    result |= {"coverage": study, "restarts": args.restarts}
+    result |= {"coverage": study, "timing": timing, "restarts": args.restarts}
     result |= {"seconds": time.perf_counter() - began, "environment": environment("cpu")}
     written = [write_json(out / "compare.json", result)]
     written.append(figures.save(out / "compare.png", figures.beside_paper(result)))
@@ -233,7 +236,8 @@ def _compare(args: argparse.Namespace) -> dict[str, Any]:
     texts = [
         report.comparison_text(titles[name], t["beside_paper"], t["checks"]) for name, t in result["treatments"].items()
     ]
-    _say(args, "\n\n\n".join([*texts, *_coverage_text(study)]), written)
+    clock = f"{timing['starts']} starts of one arm: {timing['seconds']:.2f} s; everything: {result['seconds']:.0f} s"
+    _say(args, "\n\n\n".join([*texts, *_coverage_text(study), clock]), written)
     return result
 
 
@@ -250,6 +254,13 @@ def _coverage_study(
             truth, table.arm("CKDA"), datasets=args.coverage, replicates=replicates, seed=args.seed, tick=tick
         ),
     )
+
+
+def _time_starts(table: Table, args: argparse.Namespace) -> dict[str, Any]:
+    """Seconds that one arm's fit takes from all its starts, without the bootstrap."""
+    began = time.perf_counter()
+    fit(table.arm("CKDA"), hold_out=(HELD_OUT,), starts=args.starts, seed=args.seed)
+    return {"arm": "CKDA", "starts": args.starts, "seconds": time.perf_counter() - began}
 
 
 def _coverage_text(study: Any) -> list[str]:

@@ -20,6 +20,7 @@ Array = NDArray[np.float64]
 _E, _A, _ALPHA, _B, _BETA, _K, _C = range(len(PARAMETERS))
 _DAMPING_START, _DAMPING_LEAST, _DAMPING_MOST = 1e-2, 1e-12, 1e12
 _LARGEST_LOG = 50.0  # exp beyond this is a runaway trial step, refused by its cost
+_LARGEST_LOG_K = 20.0  # and so is a k beyond e^20 or below e^-20
 
 
 @dataclass(frozen=True)
@@ -112,13 +113,14 @@ class _State:
     def _evaluate(self, x: Array) -> tuple[Array, Array]:
         """Residuals [R, G, M] and Huber costs [R]; a point that overflows costs infinity."""
         _, _, u = self._logs(x)
-        exponent = np.exp(np.minimum(x[..., _K, None], _LARGEST_LOG)) * u
-        power = np.exp(np.minimum(exponent, _LARGEST_LOG))
+        log_k = np.clip(x[..., _K, None], -_LARGEST_LOG_K, _LARGEST_LOG_K)
+        power = np.exp(np.minimum(np.exp(log_k) * u, _LARGEST_LOG))
         residual = x[..., _E, None] + power + x[..., _C, None] * self.problem.chained - self.loss
         size, delta = np.abs(residual), self.problem.delta
         rho = np.where(size <= delta, 0.5 * residual**2, delta * (size - 0.5 * delta))
         cost = (self.weight * rho).sum((-2, -1))
-        return residual, np.where(np.isfinite(cost), cost, np.inf)
+        inside = np.isfinite(cost) & (np.abs(x[..., _K]) <= _LARGEST_LOG_K).all(-1)
+        return residual, np.where(inside, cost, np.inf)
 
     def _logs(self, x: Array) -> tuple[Array, Array, Array]:
         xn = x[..., _A, None] - x[..., _ALPHA, None] * self.log_N
