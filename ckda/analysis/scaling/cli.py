@@ -192,53 +192,58 @@ def _smoke_fit(seed: int) -> Fit:
 def _compare(args: argparse.Namespace) -> dict[str, Any]:
     began = time.perf_counter()
     out, table = Path(args.out), paper_table()
-    key = [args.starts, args.bootstrap, args.restarts, args.seed, args.coverage, _fingerprint(table)]
+    key = [args.starts, args.bootstrap, args.restarts, args.seed, args.coverage, args.smoke, _fingerprint(table)]
     resume = Resume(out / "compare.partial.json", key)
     ticks = sum(_ticks(table, args.bootstrap, bool(s.roles.shared)) for s, _, _ in TREATMENTS.values())
-    fits: dict[str, Fit] = {}
     with _progress("compare", ticks + len(table.arms) + args.coverage) as tick:
-        for name, (settings, _, _) in TREATMENTS.items():
-            settings = replace(settings, starts=args.starts, seed=args.seed)
-            fits[name] = resumable_fit(table, settings, args.bootstrap, args.restarts, resume, name, tick)
-        rounded = resumable_fit(
-            paper_table(printed_sizes=True),
-            replace(fits["isolated"].settings, starts=args.starts),
-            0,
-            0,
-            resume,
-            "rounded",
-            tick,
-        )
-        spreads = {
-            n: resume.part(f"rounding/{n}", lambda n=n: rounding_spread(fits[n])) for n in ("isolated", "pinned")
+        fits = {
+            name: resumable_fit(table, _effort(settings, args), args.bootstrap, args.restarts, resume, name, tick)
+            for name, (settings, _, _) in TREATMENTS.items()
         }
+        isolated = _effort(TREATMENTS["isolated"][0], args)
+        rounded = resumable_fit(paper_table(printed_sizes=True), isolated, 0, 0, resume, "rounded", tick)
+        spreads = {name: rounding_spread(fits[name]) for name in ("isolated", "pinned")}
         study = _coverage_study(args, fits["isolated"], table, resume, tick)
         timing = _time_starts(table, args)
-    result: dict[str, Any] = {
+    result = {
         "kind": "ckda scaling comparison",
         "level": args.level,
         "seed": args.seed,
-        "treatments": {},
+        "restarts": args.restarts,
+        "treatments": {
+            name: {**describe(f, args.level), **_beside(f, name, args.level), "rounding_half_width": spreads.get(name)}
+            for name, f in fits.items()
+        },
+        "isolated_with_printed_sizes": _beside(rounded, "isolated", args.level),
+        "coverage": study,
+        "timing": timing,
+        "seconds": time.perf_counter() - began,
+        "environment": environment("cpu"),
     }
-    for name, fitted in fits.items():
-        rows = entries(fitted, name, args.level)
-        result["treatments"][name] = {
-            **describe(fitted, args.level), "beside_paper": rows, "checks": checks(rows), "rounding_half_width": spreads.get(name),
-        }  # fmt: skip
-    rows = entries(rounded, "isolated", args.level)
-    result["isolated_with_printed_sizes"] = {"beside_paper": rows, "checks": checks(rows)}
-    result |= {"coverage": study, "timing": timing, "restarts": args.restarts}
-    result |= {"seconds": time.perf_counter() - began, "environment": environment("cpu")}
-    written = [write_json(out / "compare.json", result)]
-    written.append(figures.save(out / "compare.png", figures.beside_paper(result)))
+    picture = figures.beside_paper(result)
+    written = [write_json(out / "compare.json", result), figures.save(out / "compare.png", picture)]
     resume.finish()
+    _say(args, _compare_text(result), written)
+    return result
+
+
+def _effort(settings: Settings, args: argparse.Namespace) -> Settings:
+    return replace(settings, starts=args.starts, seed=args.seed)
+
+
+def _beside(fitted: Fit, treatment: str, level: float) -> dict[str, Any]:
+    rows = entries(fitted, treatment, level)
+    return {"beside_paper": rows, "checks": checks(rows)}
+
+
+def _compare_text(result: dict[str, Any]) -> str:
     titles = {name: f"{name} ({label}; held out: {HELD_OUT})" for name, (_, label, _) in TREATMENTS.items()}
-    texts = [
+    parts = [
         report.comparison_text(titles[name], t["beside_paper"], t["checks"]) for name, t in result["treatments"].items()
     ]
+    timing = result["timing"]
     clock = f"{timing['starts']} starts of one arm: {timing['seconds']:.2f} s; everything: {result['seconds']:.0f} s"
-    _say(args, "\n\n\n".join([*texts, *_coverage_text(study), clock]), written)
-    return result
+    return "\n\n\n".join([*parts, *_coverage_text(result["coverage"]), clock])
 
 
 def _coverage_study(

@@ -31,6 +31,7 @@ Array = NDArray[np.float64]
 Tick = Callable[[], None]
 Offset = Literal["none", "arm", "shared"]
 
+_STEPS = 150  # of a random start; what has not arrived by then creeps along a plateau
 #: bootstrap replicates refitted at a time
 BLOCK = 200
 #: the level of the reported intervals
@@ -276,7 +277,7 @@ def _replicate_block(problem: Problem, best: Array, settings: Settings, size: in
     _equalise(starts, settings.roles)
     starts[:, 0] = best
     flat = starts.reshape(-1, *best.shape)
-    theta, cost = solve(problem, flat, settings.roles, np.repeat(counts, 1 + restarts, axis=0), max_steps=150)
+    theta, cost = solve(problem, flat, settings.roles, np.repeat(counts, 1 + restarts, axis=0), max_steps=_STEPS)
     winner = cost.reshape(size, -1).argmin(1)
     ends: Array = theta.reshape(starts.shape)[np.arange(size), winner]
     return ends
@@ -303,7 +304,7 @@ def _fit_alone(train: Table, settings: Settings, tick: Tick | None) -> tuple[Arr
     problem = problem_of([train], alone)
     rng = np.random.default_rng([settings.seed, 0, _stream(train.group[0])])
     starts = draw_starts(rng, (settings.starts, 1), alone.fixed)
-    theta, cost = solve(problem, starts, alone.roles)
+    theta, cost = solve(problem, starts, alone.roles, max_steps=_STEPS)
     best = _polish(problem, theta[cost.argmin()], alone)
     if tick is not None:
         tick()
@@ -332,7 +333,7 @@ def _improve_each(tables: Sequence[Table], theta: Array, settings: Settings, fix
         problem = problem_of([table], settings)
         rng = np.random.default_rng([settings.seed, 0, _stream(table.group[0])])
         starts = draw_starts(rng, (settings.starts, 1), {**settings.fixed, **fixed})
-        ends, cost = solve(problem, starts, Roles(settings.roles.free))
+        ends, cost = solve(problem, starts, Roles(settings.roles.free), max_steps=_STEPS)
         if cost.min() < _huber(_errors(theta[i], table), settings.delta) * (1 - 1e-6):
             theta[i], improved = ends[cost.argmin(), 0], True
     return improved

@@ -57,7 +57,7 @@ def solve(
     loss: Array | None = None,  # [R, G, M] losses per problem, where they differ
     *,
     max_steps: int = 300,
-    tolerance: float = 1e-12,
+    tolerance: float = 1e-9,
 ) -> tuple[Array, Array]:
     """Descend from every start until its cost stops falling; returns the end points [R, G, 7] and their costs [R].
 
