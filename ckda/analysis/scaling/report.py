@@ -38,9 +38,9 @@ def number(name: str, value: float | None) -> str:
 
 
 def with_interval(name: str, summary: Mapping[str, float | None]) -> str:
-    """value [low, high], or the value alone."""
+    """value [low, high], or the value alone where it has no interval or is fixed."""
     text = number(name, summary["value"])
-    if summary.get("low") is None:
+    if summary["low"] is None or summary["low"] == summary["high"]:
         return text
     return f"{text} [{number(name, summary['low'])}, {number(name, summary['high'])}]"
 
