@@ -25,7 +25,7 @@ from ckda.record import environment, write_json
 from ckda.report import Page
 from ckda.report.page import svg_of
 from ckda.report.tracking import ARM_LABELS, cups_strip, extrapolation_figure, mechanism_figure
-from ckda.tasks.groups import WordProblem
+from ckda.tasks.groups import WordProblem, correct_products, scaled_accuracy
 from ckda.train import Ensemble, Recipe
 
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         "train_seconds": round(trained, 2),
         "arms": {
             arm: {
-                "scores": {str(length): score for length, score in ensemble.scores(lengths)[0].items()},
+                "scores": _scores(ensemble, task, lengths),
                 "losses": losses[arm],
                 "parameters": sum(p[0].numel() for p in ensemble.parameters.values()),
             }
@@ -190,14 +190,19 @@ def _display(arms: dict[str, Ensemble], quiet: bool) -> Iterator[Callable[[str, 
         yield show
 
 
+def _scores(ensemble: Ensemble, task: WordProblem, lengths: tuple[int, ...], size: int = 256) -> dict[str, float]:
+    """Scaled accuracy by length, from one pass over `size` words of the longest length."""
+    correct = correct_products(ensemble, task, 1, size, max(lengths), ensemble.device)
+    return {str(length): score for length, score in scaled_accuracy(correct, lengths, task.order).items()}
+
+
 # What was learned ----------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
-def _working_head(model: Tracker, ensemble: Ensemble) -> int:
+def _working_head(model: Tracker, ensemble: Ensemble, task: WordProblem) -> int:
     """The head whose silence costs most: accuracy at length 64 with its readout set to zero."""
-    x, y = ensemble.draw(64, 64, [torch.Generator(ensemble.device).manual_seed(7)])
-    tokens, target = x[0], y[0]
+    tokens, target = task.batch(64, 64, torch.Generator(ensemble.device).manual_seed(7))
     mixer: Any = model.mixer
     stream = model.embedding(tokens)
     o = mixer.read(stream)
@@ -214,7 +219,7 @@ def _working_head(model: Tracker, ensemble: Ensemble) -> int:
 def _mechanism(ensemble: Ensemble, task: WordProblem) -> dict[str, Any]:
     """Beta of every head and symbol; gates and eigenvalues of the head that works (fig:s3_interpretability)."""
     model: Any = ensemble.replica(0, partial(build, "ckda", task))
-    head = _working_head(model, ensemble)
+    head = _working_head(model, ensemble, task)
     symbols = torch.arange(task.order, device=ensemble.device)
     alpha, k, beta = (t[0].float().cpu() for t in model.mixer.transitions(model.embedding(symbols)[None]))
     eigenvalues = transition.eigenvalues(alpha[:, head], k[:, head], beta[:, head])

@@ -8,14 +8,17 @@
 Groups come by name or by table from :mod:`ckda.theory.finite_groups`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from ckda.theory.finite_groups import FiniteGroup, cycle_notation, group
 
-__all__ = ["WordProblem", "scaled_accuracy"]
+__all__ = ["WordProblem", "correct_products", "scaled_accuracy"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +71,15 @@ class WordProblem:
         begin = torch.full((size, 1), self.begin, device=device)
         return torch.cat([begin, x], 1), self.products(x)
 
+    def losses(self, output: Tensor, y: Tensor) -> Tensor:
+        """Mean cross-entropy of each replica [R], from logits [R, B, 1 + T, n] and products [R, B, T]."""
+        logits = output[:, :, 1:]
+        return cross_entropy(logits.flatten(0, 2), y.flatten(), reduction="none").view_as(y).mean((1, 2))
+
+    def key(self) -> dict[str, Any]:
+        """The group and its letters."""
+        return {"group": self.group.name, "letters": list(self.letters)}
+
     def products(self, x: Tensor) -> Tensor:
         """y [..., T] with y_t = x_t ... x_1, by doubling: log T rounds of table look-ups."""
         table = self.table.to(x.device)
@@ -76,6 +88,25 @@ class WordProblem:
             y[..., shift:] = table[y[..., shift:], y[..., :-shift].clone()]
             shift *= 2
         return y
+
+
+@torch.no_grad()
+def correct_products(
+    model: Callable[[Tensor], Tensor],
+    task: WordProblem,
+    replicas: int,
+    size: int,
+    length: int,
+    device: str,
+    batch: int = 64,
+) -> Tensor:
+    """[R, size, length] bool: which products a model of R replicas gets right, on words that training did not draw."""
+    generator = torch.Generator(device).manual_seed(1_000_000)
+    parts = []
+    for start in range(0, size, batch):
+        x, y = task.batch(min(batch, size - start), length, generator)
+        parts.append(model(x.expand(replicas, *x.shape))[:, :, 1:].argmax(-1) == y)
+    return torch.cat(parts, 1)
 
 
 def scaled_accuracy(correct: Tensor, lengths: tuple[int, ...], order: int) -> dict[int, float]:

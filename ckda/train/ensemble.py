@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
-from torch.nn.functional import cross_entropy
 
 from ckda.record import write_bytes
-from ckda.tasks.groups import WordProblem, scaled_accuracy
+from ckda.tasks import Task
 from ckda.train.optimizers import AdamW, Muon, one_cycle
 
 __all__ = ["Ensemble", "Recipe"]
@@ -22,7 +21,7 @@ __all__ = ["Ensemble", "Recipe"]
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a tracker is trained (app:exp_state_tracking); the defaults are the paper's."""
+    """How a small model is trained; the defaults are those of state tracking (app:exp_state_tracking)."""
 
     steps: int = 60_000
     batch: int = 1024
@@ -43,11 +42,12 @@ class Ensemble:
 
     Args:
         build: makes one model; called once per seed, with torch's generator seeded by it.
-        task: the word problem. recipe: how to train. seeds: one per replica.
+        task: what to learn. recipe: how to train. seeds: one per replica.
 
     Example:
         >>> from ckda import ComplexKDA
         >>> from ckda.models.tracker import Tracker
+        >>> from ckda.tasks.groups import WordProblem
         >>> task = WordProblem.named("S3")
         >>> build = lambda: Tracker(ComplexKDA(48, 2, 4, conv_size=0, activate=()), 7, 6)
         >>> ensemble = Ensemble(build, task, Recipe(steps=4, batch=8, curriculum=(4,)), seeds=(0, 1))
@@ -58,7 +58,7 @@ class Ensemble:
     def __init__(
         self,
         build: Callable[[], nn.Module],
-        task: WordProblem,
+        task: Task,
         recipe: Recipe,
         seeds: tuple[int, ...],
         device: str = "cpu",
@@ -80,24 +80,23 @@ class Ensemble:
         self.adamw = AdamW([self.parameters[name] for name in self.adamw_names], weight_decay=decay)
         self.generators = [torch.Generator(device).manual_seed(10_000 + seed) for seed in seeds]
 
-    def __call__(self, tokens: Tensor) -> Tensor:
-        """Logits [R, B, T, classes] for tokens [R, B, T]."""
+    def __call__(self, x: Tensor) -> Tensor:
+        """The models' outputs [R, B, ...] for inputs [R, B, ...]."""
 
         def one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Tensor:
             return functional_call(self.skeleton, (parameters, buffers), (x,))
 
-        return vmap(one)(self.parameters, self.buffers, tokens)
+        return vmap(one)(self.parameters, self.buffers, x)
 
-    def draw(self, size: int, length: int, generators: list[torch.Generator]) -> tuple[Tensor, Tensor]:
-        """One batch per replica, [R, size, ...]."""
-        pairs = [self.task.batch(size, length, generator) for generator in generators]
+    def draw(self, size: int, length: int) -> tuple[Tensor, Tensor]:
+        """The next batch of every replica, [R, size, ...]."""
+        pairs = [self.task.batch(size, length, generator) for generator in self.generators]
         return torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs])
 
     def train_step(self) -> Tensor:
         """One update of every replica; returns their losses [R] before it."""
-        x, y = self.draw(self.recipe.batch, self.recipe.length(self.step), self.generators)
-        logits = self(x)[:, :, 1:]
-        losses = cross_entropy(logits.flatten(0, 2), y.flatten(), reduction="none").view_as(y).mean((1, 2))
+        x, y = self.draw(self.recipe.batch, self.recipe.length(self.step))
+        losses = self.task.losses(self(x), y)
         names = [*self.muon_names, *self.adamw_names]
         grads = list(torch.autograd.grad(losses.sum(), [self.parameters[name] for name in names]))
         self._clip(grads)
@@ -114,21 +113,6 @@ class Ensemble:
         factor = (self.recipe.clip / (squares.sqrt() + 1e-6)).clamp_max(1.0)
         for g in grads:
             g.mul_(factor.view(-1, *(1,) * (g.dim() - 1)))
-
-    @torch.no_grad()
-    def correct(self, size: int, length: int, seed: int = 0, batch: int = 64) -> Tensor:
-        """[R, size, length] bool: which products are right, on words that training did not draw."""
-        generators = [torch.Generator(self.device).manual_seed(1_000_000 + seed) for _ in self.seeds]
-        parts = []
-        for start in range(0, size, batch):
-            x, y = self.draw(min(batch, size - start), length, generators)
-            parts.append(self(x)[:, :, 1:].argmax(-1) == y)
-        return torch.cat(parts, 1)
-
-    def scores(self, lengths: tuple[int, ...], size: int = 256) -> list[dict[int, float]]:
-        """Scaled accuracy by length, one dictionary per replica, from one pass to the longest length."""
-        correct = self.correct(size, max(lengths))
-        return [scaled_accuracy(replica, lengths, self.task.order) for replica in correct]
 
     def replica(self, r: int, build: Callable[[], nn.Module]) -> nn.Module:
         """A plain module with replica r's weights."""
@@ -147,8 +131,7 @@ class Ensemble:
         """What a checkpoint must agree on to be resumed."""
         return {"recipe": {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self.recipe).items()}} | {
             "seeds": list(self.seeds),
-            "group": self.task.group.name,
-            "letters": list(self.task.letters),
+            "task": self.task.key(),
             "model": repr(self.skeleton),
         }
 
@@ -180,7 +163,7 @@ class Ensemble:
         ) as error:
             raise ValueError(f"{path} is no checkpoint of ckda: {error}") from error
         if key != self._key():
-            raise ValueError(f"{path} is of another run: its recipe, seeds, group or model differ from this one's")
+            raise ValueError(f"{path} is of another run: its recipe, seeds, task or model differ from this one's")
         own = self._tensors()
         with torch.no_grad():
             for name, tensor in own.items():
