@@ -292,7 +292,7 @@ def _stateless(call: Call, layout: _Layout) -> bool:
 
 
 class _Saved(NamedTuple):
-    """What :func:`forward` leaves for :func:`backward`: chunks of :class:`Prepared`, and what was made from them."""
+    """What :func:`_forward` leaves for :func:`_backward`: chunks of :class:`Prepared`, and what was made from them."""
 
     q: Tensor  #: [M, C, K]
     k: Tensor  #: [M, C, K]
@@ -309,8 +309,8 @@ class _Saved(NamedTuple):
     k_norm: Tensor
 
 
-def saved_like(call: Call) -> list[Tensor]:
-    """Empty tensors of the shapes that :func:`forward` saves."""
+def _saved_like(call: Call) -> list[Tensor]:
+    """Empty tensors of the shapes that :func:`_forward` saves."""
     B, T, H, K = call.q.shape
     HV, V = call.v.shape[2:]
     C = chunk_size(T, K, V)
@@ -337,8 +337,8 @@ def saved_like(call: Call) -> list[Tensor]:
     return [torch.empty(shapes[name], dtype=call.state_dtype, device=call.v.device) for name in _Saved._fields]
 
 
-def forward(call: Call) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """o [B, T, HV, V], the final state [N, HV, K, V], and what :func:`backward` reads again."""
+def _forward(call: Call) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """o [B, T, HV, V], the final state [N, HV, K, V], and what :func:`_backward` reads again."""
     layout = _Layout(call)
     C, NC, dtype = layout.C, layout.NC, call.state_dtype
     raw = _raw(call, layout)
@@ -393,7 +393,7 @@ class _Grads(NamedTuple):
     log_Q: Tensor
 
 
-def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None) -> Gradients:
+def _backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None) -> Gradients:
     """Gradients of everything :class:`Gradients` names, from do [B, T, HV, V] and dfinal [N, HV, K, V] or None."""
     x = _Saved(*saved)
     if call.erase is None:
@@ -526,3 +526,77 @@ def _finish(
         write=join(draw.write, call.write),
         initial_state=None if call.initial_state is None or dstate is None else dstate.to(call.initial_state.dtype),
     )
+
+
+# Segments ------------------------------------------------------------------------------------------------------------
+
+_SEGMENT_BYTES = 1 << 20  # of one tensor of a segment: what is made from it should still be in the cache when it is read
+_TIMED = ("q", "k", "v", "g", "beta", "sign", "erase", "write")
+
+
+def _segments(call: Call) -> list[slice]:
+    """Stretches of time, whole chunks but for the rest at the end, that are worked through one after the other.
+
+    How many chunks a segment has changes no bit: chunks are computed alike whichever others stand beside them.
+    """
+    B, T, HV, V = call.v.shape
+    K = call.q.shape[-1]
+    C = chunk_size(T, K, V)
+    if call.cu_seqlens is not None:
+        return [slice(0, T)]
+    chunk_bytes = B * HV * C * max(K, V) * call.state_dtype.itemsize
+    length = max(1, _SEGMENT_BYTES // chunk_bytes) * C
+    whole = T // C * C
+    return [slice(t, min(t + length, whole)) for t in range(0, whole, length)] + [slice(whole, T)] * (whole < T)
+
+
+def _segment(call: Call, time: slice, state: Tensor | None) -> Call:
+    tensors = {name: getattr(call, name) for name in _TIMED}
+    parts = {name: None if x is None else x[:, time] for name, x in tensors.items()}
+    return call._replace(**parts, initial_state=state, output_final_state=True)
+
+
+def saved_like(call: Call) -> list[Tensor]:
+    """Empty tensors of the shapes that :func:`forward` saves."""
+    saved = []
+    for i, time in enumerate(_segments(call)):
+        saved += _saved_like(_segment(call, time, call.initial_state if i == 0 else call.zero_state()))
+    return saved
+
+
+def forward(call: Call) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """o [B, T, HV, V], the final state [N, HV, K, V], and what :func:`backward` reads again."""
+    segments = _segments(call)
+    if len(segments) == 1:
+        return _forward(call)
+    outputs, saved, state = [], [], call.initial_state
+    for time in segments:
+        o, state, kept = _forward(_segment(call, time, state))
+        outputs.append(o)
+        saved += kept
+    assert state is not None
+    return torch.cat(outputs, 1), state, saved
+
+
+def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None) -> Gradients:
+    """Gradients of everything :class:`Gradients` names, from do [B, T, HV, V] and dfinal [N, HV, K, V] or None."""
+    segments = _segments(call)
+    if len(segments) == 1:
+        return _backward(call, saved, do, dfinal)
+    width = len(_Saved._fields)
+    parts: list[Gradients] = []
+    for i in reversed(range(len(segments))):
+        kept = saved[width * i : width * (i + 1)]
+        # the state a segment starts from is not read backwards, only whether there is one
+        start = call.initial_state if i == 0 else kept[_Saved._fields.index("states")][:, 0].view(call.zero_state().shape)
+        parts.append(_backward(_segment(call, segments[i], start), kept, do[:, segments[i]], dfinal))
+        dfinal = parts[-1].initial_state
+    parts.reverse()
+    merged = {}
+    for name, first in parts[0]._asdict().items():
+        pieces = [getattr(part, name) for part in parts]
+        if first is None or name == "initial_state":
+            merged[name] = first
+        else:
+            merged[name] = torch.cat(pieces, 1) if name in _TIMED else torch.stack(pieces).sum(0)
+    return Gradients(**merged)
