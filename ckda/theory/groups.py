@@ -523,12 +523,12 @@ def check_axis_test(rotations: Iterable[Matrix], test: Callable[[Matrix], bool] 
 
 
 @claim("prop:axis-test", "A rotation of R^3 is signed-Householder iff it is 1, a half-turn, or its axis has a zero")
-def axis_test(effort: float = 1.0) -> Evidence:
+def axis_test(effort: float = 1.0, test: Callable[[Matrix], bool] = passes_axis_test) -> Evidence:
     """prop:axis-test on the cube in both orientations, the icosahedron and random rational rotations."""
     rng = np.random.default_rng(0)
     draws = [_random_quaternion(rng, zeros=i % 3) for i in range(int(900 * effort))]
     solids = [*cube_rotations(True).values(), *cube_rotations(False).values(), *icosahedral_rotations().values()]
-    cases = check_axis_test([*solids, *(rotation_matrix(field(), a) for a in draws)])
+    cases = check_axis_test([*solids, *(rotation_matrix(field(), a) for a in draws)], test)
     return Evidence(cases, "exact", note="against the search over all 8 sign diagonals")
 
 
@@ -660,7 +660,11 @@ def _lift_to_space(A: Matrix) -> Matrix:
 
 
 @claim("prop:so3-four-dimensional-encoding", "f(g(A) S) = A f(S) on SO(4), and |Gamma_H| <= 2 |H|^2 for finite H")
-def so3_encoding(effort: float = 1.0) -> Evidence:
+def so3_encoding(
+    effort: float = 1.0,
+    encode: Callable[[Matrix], SignedHouseholder] = encoder,
+    decode: Callable[[Matrix], Matrix] = decoder,
+) -> Evidence:
     """prop:so3-four-dimensional-encoding: polynomial identities, random rational pairs, |Gamma_H| of finite groups."""
     failed = [name for name, holds in encoding_identities().items() if not holds]
     if failed:
@@ -669,7 +673,7 @@ def so3_encoding(effort: float = 1.0) -> Evidence:
     rotations = [rotation_matrix(F, _random_quaternion(rng, i % 3)) for i in range(int(24 * effort) + 2)]
     embedded = [F.matrix([[1, 0, 0, 0], *([0, *row] for row in R.tolist())]) for R in rotations]
     states = [encoder(R).matrix @ E for R, E in zip(rotations, reversed(embedded), strict=True)]
-    cases = check_encoding(rotations, states)
+    cases = check_encoding(rotations, states, encode, decode)
     sizes = {}
     for name, (G, matrices) in finite_rotation_groups(effort).items():
         sizes[name] = reach(encoded(G, matrices)).size
@@ -825,9 +829,9 @@ def check_nonnegative(head: Head) -> int:
 
 
 @claim("app:silu", "At beta = 2 three nonnegative keys realise S3; every Z_n and D_n has nonnegative keys in the plane")
-def silu(effort: float = 1.0) -> Evidence:
+def silu(effort: float = 1.0, build: Callable[[], Head] = silu_head) -> Evidence:
     """app:silu: the paper's three keys, and beyond it every planar group; the turned cube needs mixed signs."""
-    cases = check_nonnegative(silu_head())
+    cases = check_nonnegative(build())
     top = max(4, int(12 * min(effort, 1)))
     for n in range(1, top + 1):
         for A in _planar_matrices(n, True):
