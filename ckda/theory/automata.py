@@ -564,3 +564,29 @@ def float32(effort: float = 1.0) -> Evidence:
     machines: list[tuple[str, Machine]] = [(name, GroupWords(group(name))) for name in ("S3", "D4", "A4", "S4")]
     machines += [(f"{name} on points", Permutations.of(group(name))) for name in ("A5", "S5")]
     return _float_claim([(*m, length, True) for m in machines], torch.float32, 12)
+
+
+@claim("thm:multilayer/float-for-ever", "With a clock that locks, groups in float32 and DFAs in float64 never go wrong")
+def float_for_ever(effort: float = 1.0) -> Evidence:
+    """A locked clock is right at every length; buffer and accumulator work on small dyadic numbers without rounding."""
+    rng, rows = random.Random(14), list[dict[str, Any]]()
+    machines: list[tuple[Machine, torch.dtype]] = [(GroupWords(group(name)), torch.float32) for name in ("S3", "A4")]
+    machines += [(Permutations.of(group("S5")), torch.float32)]
+    machines += [(DFA.random(n, 3, rng), torch.float64) for n in (3, 5)]
+    for machine, dtype in machines[: max(2, round(len(machines) * effort))]:
+        rows.append(check_for_ever(machine, dtype, _scaled(2000, effort), rng))
+    note = f"block lengths {[row['m'] for row in rows]}, locked after {max(row['start'] for row in rows)} steps at most"
+    return Evidence(len(rows), "numeric", note=note, data={"runs": rows})
+
+
+def check_for_ever(machine: Machine, dtype: torch.dtype, length: int, rng: random.Random) -> dict[str, Any]:
+    """Find the locked clock, run a word past the lock, and demand an accumulator without any rounding error at all."""
+    from ckda.theory.multilayer_float import locked_clock, run_float
+
+    clock, lock = locked_clock(simulate(machine).m, dtype)
+    word = _word(machine, length, rng)
+    layers = simulate(machine, m=clock.m, copy=programs.dyadic_merge)
+    run = run_float(layers, word, machine.trace(word)[1:], dtype, unit_keys=False)
+    if run.exact < length or run.used["buffer"] or run.used["accumulator"]:
+        raise Refuted(f"{machine}: not exact in {dtype}: {run}")
+    return {"m": clock.m, "start": lock.start, "period": lock.period, "dtype": str(dtype), "length": length}
