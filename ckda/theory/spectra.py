@@ -105,7 +105,12 @@ def unit_pairs_below(family: Family, d: int, effort: float = 1.0, imaginary: flo
 
 
 def isometries(family: Family, d: int, effort: float = 1.0) -> Answer:
-    """The whole-state isometries: "only I", "commuting" or "non-commuting"; margin: defect of the next kind."""
+    """The whole-state isometries: "only I", "commuting" or "non-commuting"; margin: defect of the next kind.
+
+    Example:
+        >>> isometries(FAMILIES["MDN"], 2, effort=0.1).value
+        'only I'
+    """
     starts, steps = _budget(effort)
     cases = 0
     kinds: tuple[tuple[str, Callable[[np.ndarray, np.ndarray], np.ndarray]], ...] = (
@@ -169,12 +174,7 @@ PAPER: dict[str, dict[str, object]] = {
 
 
 def column(family: Family, d: int = 3, effort: float = 1.0) -> dict[str, Answer]:
-    """The answers of one column of tab:recurrence-spectrum at width d.
-
-    Example:
-        >>> column(FAMILIES["MDN"], 2, effort=0.1)["isometries"].value
-        'only I'
-    """
+    """The answers of one column of tab:recurrence-spectrum at width d."""
     n = family.sample(d, 1).shape[-1]
     modulus = unit_pairs_below(family, d, effort)
     return {
