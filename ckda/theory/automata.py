@@ -22,6 +22,7 @@ from ckda.theory.exact import Field, field
 from ckda.theory.factor_programs import Factor, Range, map_matrix
 from ckda.theory.machines import DFA, WFA, GroupWords, Machine, Permutations, Word, group, regex_to_dfa
 from ckda.theory.multilayer import Clock, State, ThreeLayers, by_map, run_layer, simulate
+from ckda.theory.multilayer_float import locked_clock, run_float
 
 __all__ = ["check_clock", "check_copy", "check_machine", "check_no_peeking", "check_program", "check_scaled"]
 
@@ -533,8 +534,6 @@ def accumulator_numbers(largest: int, copy: Callable[[int, int], list[Factor]]) 
 
 
 def _float_claim(cases: Iterable[tuple[str, Machine, int, bool]], dtype: torch.dtype, seed: int) -> Evidence:
-    from ckda.theory.multilayer_float import run_float
-
     rng, rows = random.Random(seed), list[dict[str, Any]]()
     for name, machine, length, unit_keys in cases:
         word = _word(machine, length, rng)
@@ -550,8 +549,8 @@ def _float_claim(cases: Iterable[tuple[str, Machine, int, bool]], dtype: torch.d
 
 @claim("thm:multilayer/float64", "Groups and DFAs through the operator in float64 follow every prefix")
 def float64(effort: float = 1.0) -> Evidence:
-    """Unit keys as in the paper and whole-number keys, words of 4000 tokens."""
-    length, rng = _scaled(4000, effort), random.Random(10)
+    """Unit keys as in the paper and whole-number keys, words of 2000 tokens."""
+    length, rng = _scaled(2000, effort), random.Random(10)
     machines: list[tuple[str, Machine]] = [(f"DFA, {n} states", DFA.random(n, 3, rng)) for n in (2, 4, 6)]
     machines += [("S3", GroupWords(group("S3"))), ("S5 on 5 points", Permutations.of(group("S5")))]
     return _float_claim([(*m, length, unit) for m in machines for unit in (True, False)], torch.float64, 11)
@@ -559,8 +558,8 @@ def float64(effort: float = 1.0) -> Evidence:
 
 @claim("thm:multilayer/float32", "Groups through the operator in float32 follow every prefix")
 def float32(effort: float = 1.0) -> Evidence:
-    """Unit keys, words of 4000 tokens; the clock is what drifts (docs/theory.md has the horizons)."""
-    length = _scaled(4000, effort)
+    """Unit keys, words of 2000 tokens; the clock is what drifts (docs/theory.md has the horizons)."""
+    length = _scaled(2000, effort)
     machines: list[tuple[str, Machine]] = [(name, GroupWords(group(name))) for name in ("S3", "D4", "A4", "S4")]
     machines += [(f"{name} on points", Permutations.of(group(name))) for name in ("A5", "S5")]
     return _float_claim([(*m, length, True) for m in machines], torch.float32, 12)
@@ -581,8 +580,6 @@ def float_for_ever(effort: float = 1.0) -> Evidence:
 
 def check_for_ever(machine: Machine, dtype: torch.dtype, length: int, rng: random.Random) -> dict[str, Any]:
     """Find the locked clock, run a word past the lock, and demand an accumulator without any rounding error at all."""
-    from ckda.theory.multilayer_float import locked_clock, run_float
-
     clock, lock = locked_clock(simulate(machine).m, dtype)
     word = _word(machine, length, rng)
     layers = simulate(machine, m=clock.m, copy=programs.dyadic_merge)

@@ -5,17 +5,33 @@ as in exact arithmetic, here to the nearest legal value: the clock's readout to 
 codes, the accumulator's to whole state numbers. The word is followed up to the first wrong lookup.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ckda.theory.machines import WFA, Word
+from ckda import complex_kda
+from ckda.record import environment, write_json
+from ckda.theory.machines import DFA, WFA, GroupWords, Machine, Permutations, Word, group
 from ckda.theory.multilayer import Clock, Step, ThreeLayers, buffer_step, simulate
 
-__all__ = ["FloatRun", "Lock", "clock_horizon", "clock_lock", "locked_clock", "run_clock", "run_float", "wfa_error"]
+__all__ = [
+    "FloatRun",
+    "Lock",
+    "clock_horizon",
+    "clock_lock",
+    "horizon_table",
+    "locked_clock",
+    "run_clock",
+    "run_float",
+    "wfa_error",
+    "write_horizon_table",
+]
 
 
 @dataclass(frozen=True)
@@ -92,6 +108,18 @@ def clock_horizon(clock: Clock, length: int, dtype: torch.dtype) -> FloatRun:
     return FloatRun(length, good, "clock" if good < length else None, {"clock": used})
 
 
+def _by_table(name: str) -> Machine:
+    return GroupWords(group(name))
+
+
+def _on_points(name: str) -> Machine:
+    return Permutations.of(group(name))
+
+
+def _random_dfa(states: int) -> Machine:
+    return DFA.random(states, 3, random.Random(states))
+
+
 class Lock(NamedTuple):
     """From position `start` on the rounded clock repeats itself every `period` steps, bit for bit."""
 
@@ -139,6 +167,40 @@ def locked_clock(at_least: int, dtype: torch.dtype, length: int = 4000, tries: i
     raise ValueError(
         f"no clock with m from {at_least} to {at_least + tries - 1} locks within {length} steps in {dtype}"
     )
+
+
+#: rows of the table: name, machine, dtypes
+MACHINES: list[tuple[str, Callable[[], Machine], tuple[torch.dtype, ...]]] = [
+    *((name, partial(_by_table, name), (torch.float32, torch.float64)) for name in ("S3", "D4", "A4", "S4")),
+    *((f"{name} on points", partial(_on_points, name), (torch.float32, torch.float64)) for name in ("S4", "A5", "S5")),
+    *((f"DFA, {n} states", partial(_random_dfa, n), (torch.float64,)) for n in (2, 4, 6)),
+]
+
+
+def horizon_table(length: int = 20000, seed: int = 0) -> list[dict[str, Any]]:
+    """How long each machine stays exact through the operator with the paper's unit keys, and whether its clock locks.
+
+    Example:
+        >>> rows = horizon_table(length=40)
+        >>> rows[0]["machine"], rows[0]["dtype"], rows[0]["exact"]
+        ('S3', 'float32', 40)
+    """
+    rows = []
+    for name, make, dtypes in MACHINES:
+        machine = make()
+        word = random.Random(seed).choices(range(len(machine.matrices)), k=length)
+        layers, expected = simulate(machine), machine.trace(word)[1:]
+        for dtype in dtypes:
+            run = run_float(layers, word, expected, dtype)
+            lock = clock_lock(layers.clock, length, dtype)
+            row = {"machine": name, "m": layers.m, "dtype": str(dtype).removeprefix("torch."), **asdict(run)}
+            rows.append({**row, "clock_locks_at": lock.start if lock else None})
+    return rows
+
+
+def write_horizon_table(path: Path, length: int = 20000) -> Path:
+    """Measure :func:`horizon_table` and keep it with its environment."""
+    return write_json(path, {"rows": horizon_table(length), "environment": environment()})
 
 
 def wfa_error(wfa: WFA, word: Word, backend: str = "reference") -> Tensor:
@@ -203,8 +265,6 @@ def _call(
     steps: Sequence[Step], S: Tensor, dtype: torch.dtype, unit_keys: bool, backend: str, repeat: int = 1
 ) -> Tensor:
     """[T, V] readouts of the first head: one call of the operator with B = H = 1 and scale 1."""
-    from ckda import complex_kda
-
     (K, V), T = S.shape, len(steps)
     q, k, v = torch.zeros(T, K), torch.zeros(T, K), torch.zeros(T, V)
     q, k, v, alpha, beta = q.double(), k.double(), v.double(), torch.ones(T, K).double(), torch.zeros(T).double()
