@@ -16,6 +16,7 @@ import flint
 import sympy
 import torch
 
+from ckda.theory import automata_figures  # noqa: F401  (registers drawings)
 from ckda.theory import factor_programs as programs
 from ckda.theory.claims import Evidence, Refuted, claim
 from ckda.theory.exact import Field, field

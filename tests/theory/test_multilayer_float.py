@@ -49,6 +49,12 @@ def test_a_clock_with_the_wrong_sign_is_lost_at_once():
     assert clock_horizon(clock, 50, torch.float64).exact < 5
 
 
+def test_the_claim_is_refuted_where_the_format_is_too_coarse():
+    S4 = GroupWords(group("S4"))
+    with pytest.raises(Refuted, match="the clock is wrong at position"):
+        automata._float_claim([("S4", S4, 300, True)], torch.bfloat16, 0)
+
+
 def test_lock_is_periodic():
     lock = clock_lock(Clock(2), 200, torch.float32)
     assert lock is not None
