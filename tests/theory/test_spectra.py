@@ -62,3 +62,24 @@ BROKEN = {
 def test_broken_variants_are_refuted(name):
     with pytest.raises(Refuted):
         BROKEN[name]()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("KDA", "only I"),
+        ("KDA, signed gate", "commuting"),
+        ("DeltaNet", "non-commuting"),
+        ("RWKV-7", "non-commuting"),
+        ("RoPE", "commuting"),
+        ("complex diagonal", "commuting"),
+    ],
+)
+def test_the_questions_serve_every_family(name, kind):
+    assert spectra.isometries(FAMILIES[name], 2, EFFORT).value == kind
+    support = spectra.circle(FAMILIES[name], 2, EFFORT, (0, 90, 180)).value
+    assert support == {
+        "KDA": (0,),
+        "RoPE": (0, 90, 180),
+        "complex diagonal": (0, 90, 180),
+    }.get(name, (0, 180))
