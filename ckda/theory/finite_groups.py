@@ -36,6 +36,7 @@ __all__ = [
     "group",
     "hamilton",
     "isomorphism",
+    "may_be_rotations",
     "permutation",
     "quaternion",
     "recognise",
@@ -492,7 +493,19 @@ def standard_isomorphism(G: FiniteGroup) -> tuple[FiniteGroup, list[int]] | None
     return next(((target, images) for _, (target, images) in _standard_isomorphisms(G)), None)
 
 
+def may_be_rotations(orders: Sequence[int]) -> bool:
+    """Whether a group with these element orders can be Z_n, D_n, A4, S4 or A5: a quick test that rules most others out.
+
+    Example:
+        >>> may_be_rotations(group("D6").orders), may_be_rotations([1] + [2] * 7)
+        (True, False)
+    """
+    return 2 * max(orders) >= len(orders) or len(orders) in (12, 24, 60)
+
+
 def _standard_isomorphisms(G: FiniteGroup) -> Iterator[tuple[str, tuple[FiniteGroup, list[int]]]]:
+    if not may_be_rotations(G.orders):
+        return
     names = [f"Z{G.order}"] + ([f"D{G.order // 2}"] if G.order % 2 == 0 and G.order > 2 else [])
     names += [name for name, order in (("A4", 12), ("S4", 24), ("A5", 60)) if order == G.order]
     for name in names:

@@ -189,6 +189,7 @@ def certificate_page(path: Path) -> None:
 
 DRAWINGS.update(
     {
+        "prop:axis-test": cube_axes,
         "prop:cube": cube_axes,
         "lem:ico-plane": icosahedron_axes,
         "thm:a5-three": icosahedron_axes,

@@ -112,7 +112,7 @@ def axis(R: Matrix) -> Matrix | None:
 
 
 def passes_axis_test(R: Matrix) -> bool:
-    """prop:axis-test: the identity, a half-turn, or a rotation whose axis has a zero coordinate.
+    """prop:axis-test, prop:axis-test-app: the identity, a half-turn, or a rotation whose axis has a zero coordinate.
 
     Example:
         >>> passes_axis_test(field().permutation([1, 2, 0]))
@@ -367,7 +367,7 @@ def icosahedral_rotations() -> dict[tuple[int, ...], Matrix]:
 
 
 def encoder(R: Matrix) -> SignedHouseholder:
-    """g of prop:so3-four-dimensional-encoding, (I - 2 a a^T) Diag(-1, 1, 1, 1) with a = (cos t/2, sin t/2 u).
+    """g of prop:so3-four-dimensional-encoding (eq:so3-encoding): (I - 2 a a^T) Diag(-1, 1, 1, 1), a = (cos t/2, sin t/2 u).
 
     4 a a^T is affine in the entries of R, so the encoder needs no angle, no axis and no square root.
 
@@ -590,6 +590,8 @@ def _skew_span(x: Sequence, direction: int) -> list[list]:
 
 def encoding_identities(decode: Callable[[Sequence[Sequence], int], list[list]] = _decode) -> dict[str, bool]:
     """The identities behind prop:so3-four-dimensional-encoding as polynomials in two quaternions p, q.
+
+    They are eq:g-block-form, eq:J-action, eq:f-homomorphism, eq:f-on-g, eq:so3-auxiliary-decoder and eq:fminus-on-g.
 
     Every matrix of SO(4) is x -> p x q / (|p| |q|) (classical), so an identity in p and q holds on all of SO(4).
 

@@ -602,7 +602,7 @@ def confront(G: FiniteGroup, matrices: Sequence[Matrix], c: int, t: int) -> list
 
 @claim("thm:s5-impossibility", "No layer of non-expansive heads with one non-real unit pair each tracks S5")
 def s5_impossibility(effort: float = 1.0, certify: Callable[[], Certificate] = s5_certificate) -> Evidence:
-    """thm:s5-impossibility: the certificate with the paper's permutations, and that it does not overreach."""
+    """thm:s5-impossibility-app: the certificate with the paper's permutations, and that it does not overreach."""
     certificate = certify().check()
     for name in ("A5", "S4", "A4", "D5", "Z15", "Q8"):
         if find_obstruction(group(name)) is not None:
