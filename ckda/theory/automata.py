@@ -8,7 +8,7 @@ import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import permutations, product
+from itertools import chain, permutations, product
 from math import lcm, log2
 from typing import Any
 
@@ -326,7 +326,7 @@ def check_machine(
     allowed: Range | None = None,
     watch: Callable[[State], None] | None = None,
 ) -> None:
-    """The readout after every token equals the direct simulation, no token is read early, all factors are in range.
+    """The readout at every prefix equals the direct simulation, no token is read early, all factors are in range.
 
     Example:
         >>> parity = DFA(((0, 1), (1, 0)))
@@ -344,8 +344,8 @@ def check_machine(
             taken += 1
             yield token
 
-    readouts = layers.run(tokens(), watch)
-    for t, want in enumerate(expected_readouts(machine, word), start=1):
+    readouts = chain([layers.before()], layers.run(tokens(), watch))
+    for t, want in enumerate(expected_readouts(machine, word)):
         try:
             got = next(readouts)
         except KeyError as error:
@@ -360,8 +360,8 @@ def check_machine(
 
 
 def expected_readouts(machine: Machine, word: Word) -> list[list[Any]]:
-    """What the direct simulation says the readouts are after every token."""
-    states: Iterable[Any] = machine.trace(word)[1:]
+    """What the direct simulation says the readouts are after every prefix, the empty one included."""
+    states: Iterable[Any] = machine.trace(word)
     if isinstance(machine, WFA):
         return [[machine.weight(p), *p.entries()] for p in states]
     if isinstance(machine, DFA):
