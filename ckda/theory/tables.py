@@ -179,9 +179,11 @@ def _origin(cells: Mapping[str, Any]) -> str:
 def _spectrum() -> Table:
     names = ("CKDA", "MDN", "SFDA")
 
-    def row(paper: Sequence[str], found: Callable[[Mapping[str, Any]], str] | None = None) -> tuple[Cell, ...]:
+    def row(paper: Sequence[str], found: Callable[[Mapping[str, Any]], str], proof: str = "") -> tuple[Cell, ...]:
+        """Each column's search; `proof` is an exact claim that backs CKDA's cell as well."""
+        backed = {"CKDA": (proof,) if proof else ()}
         return tuple(
-            Cell(words, (f"tab:recurrence-spectrum/{name}",) if found else (), found=found)
+            Cell(words, (f"tab:recurrence-spectrum/{name}", *backed.get(name, ())), found=found)
             for words, name in zip(paper, names, strict=True)
         )
 
@@ -197,7 +199,9 @@ def _spectrum() -> Table:
         ),
         "Ranges": tuple(Cell(FAMILIES[name].ranges) for name in names),
         "Non-real conjugate pairs": row(
-            ("<= 1", "<= 1", "up to m"), lambda cells: f"<= {cells['pairs']['value']} (width 3)"
+            ("<= 1", "<= 1", "up to m"),
+            lambda cells: f"<= {cells['pairs']['value']} (width 3)",
+            "thm:complex_eigenvalues",
         ),
         "Origin of complex modes": row(
             ("signed gate-delta interaction", "memory-momentum coupling", "explicit phases plus delta"), _origin
@@ -206,14 +210,18 @@ def _spectrum() -> Table:
             ("yes, any angle", "none", "yes, undamped phases"),
             lambda cells: ("yes: " if cells["unit modes"]["value"] else "none: ") + cells["unit modes"]["how"],
         ),
-        "Unit-circle support": row(("full circle", "only {+1}", "|theta| <= theta_max"), _support),
+        "Unit-circle support": row(
+            ("full circle", "only {+1}", "|theta| <= theta_max"), _support, "prop:CKDA-canonical"
+        ),
         "Whole-state isometries": row(
             ("orthogonal DPR1, need not commute", "only I in the closure", "diagonal phases, commute"),
             lambda cells: _ISOMETRY[cells["isometries"]["value"]],
+            "prop:orthogonal-dplr",
         ),
         "Non-expansive": row(
             ("yes", "not guaranteed", "yes"),
             lambda cells: ("yes: " if cells["norm"]["value"] else "no: ") + cells["norm"]["how"],
+            "app:non_expansive_dplr",
         ),
     }
     return Table("tab:recurrence-spectrum", names, rows)
