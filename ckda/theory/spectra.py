@@ -104,7 +104,9 @@ def unit_pairs_below(family: Family, d: int, effort: float = 1.0, imaginary: flo
         return (np.abs(values) - 10 * (imaginary - values.imag).clip(0)).max(-1)
 
     found = family.search(score, d, starts, steps)
-    return Answer(found.best, found.evaluations, abs(1 - found.best), f"largest modulus {found.best:.6f} at Im >= {imaginary:g}")
+    return Answer(
+        found.best, found.evaluations, abs(1 - found.best), f"largest modulus {found.best:.6f} at Im >= {imaginary:g}"
+    )
 
 
 def isometries(family: Family, d: int, effort: float = 1.0) -> Answer:
