@@ -530,7 +530,8 @@ def _finish(
 
 # Segments ------------------------------------------------------------------------------------------------------------
 
-_SEGMENT_BYTES = 1 << 20  # of one tensor of a segment: what is made from it should still be in the cache when it is read
+# of one tensor of a segment: what is made from it should still be in the cache when it is read again
+_SEGMENT_BYTES = 1 << 20
 _TIMED = ("q", "k", "v", "g", "beta", "sign", "erase", "write")
 
 
@@ -587,8 +588,7 @@ def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None)
     parts: list[Gradients] = []
     for i in reversed(range(len(segments))):
         kept = saved[width * i : width * (i + 1)]
-        # the state a segment starts from is not read backwards, only whether there is one
-        start = call.initial_state if i == 0 else kept[_Saved._fields.index("states")][:, 0].view(call.zero_state().shape)
+        start = call.initial_state if i == 0 else call.zero_state()  # not read backwards: only whether there is one
         parts.append(_backward(_segment(call, segments[i], start), kept, do[:, segments[i]], dfinal))
         dfinal = parts[-1].initial_state
     parts.reverse()

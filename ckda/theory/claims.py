@@ -24,6 +24,8 @@ MODULES = (
     "ckda.theory.reduction",
     "ckda.theory.obstructions",
     "ckda.theory.verdicts",
+    "ckda.theory.exactness",
+    "ckda.theory.group_figures",  # registers drawings
     "ckda.theory.automata",
 )
 

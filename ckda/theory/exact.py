@@ -2,8 +2,8 @@
 
 A :class:`Field` is a sympy domain (QQ or an algebraic field) with its real embedding: numbers are sympy domain elements
 and their signs are decided, not rounded. A :class:`Matrix` keeps rational coordinates in a flint matrix and multiplies
-through the regular representation: a product of 4 x 4 matrices over Q(sqrt 5) takes 5 to 8 microseconds, sixty times
-less than sympy's DomainMatrix over the same field.
+through the regular representation of its left factor, which is built once (40 microseconds) and kept: a product of 4 x 4
+matrices over Q(sqrt 5) then takes 5 microseconds, against 490 in sympy's DomainMatrix over the same field.
 
 Example:
     >>> F = field(sympy.sqrt(5))

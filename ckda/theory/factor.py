@@ -22,6 +22,7 @@ __all__ = [
     "factor_svd",
     "multiply",
     "multiply_exact",
+    "reflection_keys",
 ]
 
 
@@ -87,6 +88,19 @@ def factor_orthogonal(Q: Matrix) -> list[ExactFactor]:
     if not keys:
         return [ExactFactor(signs, F.eye(1).column(0), F(0))]
     return [ExactFactor(signs if j == n - 2 else ones, k, F(beta)) for j, (k, beta) in enumerate(keys)]
+
+
+def reflection_keys(Q: Matrix) -> list[Matrix]:
+    """Keys of at most n reflections whose product is the orthogonal matrix Q: the factors a DeltaProduct step needs.
+
+    Example:
+        >>> from ckda.theory.exact import field
+        >>> [len(reflection_keys(field().permutation(p))) for p in ([0, 1, 2], [1, 0, 2], [1, 2, 0])]
+        [0, 1, 2]
+    """
+    keys, signs = _reflections(Q)
+    eye = Q.field.eye(Q.shape[0])
+    return [k for k, beta in keys if beta] + [eye.column(i) for i, s in enumerate(signs) if Q.field.sign(s) < 0]
 
 
 def factor_svd(U: Matrix, sigma: Sequence[Number], V: Matrix) -> list[ExactFactor]:

@@ -36,10 +36,10 @@ __all__ = [
     "group",
     "hamilton",
     "isomorphism",
+    "may_be_rotations",
     "permutation",
     "quaternion",
     "recognise",
-    "standard_isomorphism",
     "symmetric",
 ]
 
@@ -484,22 +484,21 @@ def recognise(G: FiniteGroup) -> str | None:
         >>> [recognise(group(name)) for name in ("S3", "Z2xZ3", "Z2xZ2", "Q8", "S5")]
         ['D3', 'Z6', 'D2', None, None]
     """
-    return next((name for name, _ in _standard_isomorphisms(G)), None)
-
-
-def standard_isomorphism(G: FiniteGroup) -> tuple[FiniteGroup, list[int]] | None:
-    """The named finite subgroup of SO(3) that G is, with an isomorphism from G onto it; None where it is none."""
-    return next(((target, images) for _, (target, images) in _standard_isomorphisms(G)), None)
-
-
-def _standard_isomorphisms(G: FiniteGroup) -> Iterator[tuple[str, tuple[FiniteGroup, list[int]]]]:
+    if not may_be_rotations(G.orders):
+        return None
     names = [f"Z{G.order}"] + ([f"D{G.order // 2}"] if G.order % 2 == 0 and G.order > 2 else [])
     names += [name for name, order in (("A4", 12), ("S4", 24), ("A5", 60)) if order == G.order]
-    for name in names:
-        target = group(name)
-        images = isomorphism(G, target)
-        if images is not None:
-            yield name, (target, images)
+    return next((name for name in names if isomorphism(G, group(name)) is not None), None)
+
+
+def may_be_rotations(orders: Sequence[int]) -> bool:
+    """Whether a group with these element orders can be Z_n, D_n, A4, S4 or A5: a quick test that rules most others out.
+
+    Example:
+        >>> may_be_rotations(group("D6").orders), may_be_rotations([1] + [2] * 7)
+        (True, False)
+    """
+    return 2 * max(orders) >= len(orders) or len(orders) in (12, 24, 60)
 
 
 def direct_factors(G: FiniteGroup) -> list[Part]:

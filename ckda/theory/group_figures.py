@@ -23,9 +23,9 @@ from ckda.theory.groups import (
     icosahedral_rotations,
     passes_axis_test,
 )
-from ckda.theory.obstructions import rotation_order
+from ckda.theory.obstructions import rotation_order, s5_certificate
 
-__all__ = ["a5_cups", "cube_axes", "cups_strip", "icosahedron_axes"]
+__all__ = ["a5_cups", "certificate_page", "cube_axes", "cups_strip", "icosahedron_axes"]
 
 PASS, FAIL, EDGE = "#2b7a4b", "#b3372f", "0.35"
 CUPS = ("#7a6fb0", "#c2714f", "#3f8f8a", "#c9a13b", "#8a8a8a")
@@ -174,11 +174,26 @@ def a5_cups(path: Path, words: Sequence[str] = ("(123)", "(124)", "(14)(23)")) -
     save(figure, path)
 
 
+def certificate_page(path: Path) -> None:
+    """thm:s5-impossibility: the certificate, step by step, with how each step was checked."""
+    from matplotlib import pyplot as plt
+
+    lines = str(s5_certificate()).splitlines()
+    figure = plt.figure(figsize=(11, 0.27 * len(lines) + 0.3))
+    for i, line in enumerate(lines):
+        color = FAIL if " NO " in line else "0.45" if "[cited]" in line else "0.1"
+        place = 1 - (i + 0.6) / len(lines)
+        figure.text(0.01, place, line, family="monospace", fontsize=8, color=color, va="center")
+    save(figure, path)
+
+
 DRAWINGS.update(
     {
+        "prop:axis-test": cube_axes,
         "prop:cube": cube_axes,
         "lem:ico-plane": icosahedron_axes,
         "thm:a5-three": icosahedron_axes,
         "cor:a5-four": a5_cups,
+        "thm:s5-impossibility": certificate_page,
     }
 )

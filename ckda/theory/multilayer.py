@@ -397,11 +397,19 @@ class ThreeLayers:
 
         `watch` is shown the accumulator's state after every token.
         """
-        columns = self.accumulator.start.ncols()
         stream = run_layer(self.accumulator, run_layer(self.buffer, run_layer(self.clock, word)), watch)
         for _, heads in stream:
-            values = (tuple(head.get(c, 0) for c in range(columns)) for head in heads)
-            yield tuple(v if columns > 1 else v[0] for v in values)
+            yield self._numbers(heads)
+
+    def before(self) -> tuple[Any, ...]:
+        """The readouts before the first token: each functional on the initial state."""
+        functionals = (_sparse(row) for row in self.accumulator.functionals)
+        return self._numbers(self.accumulator.initial().read(row) for row in functionals)
+
+    def _numbers(self, heads: Iterable[dict[int, Any]]) -> tuple[Any, ...]:
+        columns = self.accumulator.start.ncols()
+        values = (tuple(head.get(c, 0) for c in range(columns)) for head in heads)
+        return tuple(v if columns > 1 else v[0] for v in values)
 
 
 def simulate(

@@ -16,7 +16,7 @@ Example:
     ([4, 4], [2, 2])
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -297,9 +297,12 @@ def written(name: str) -> AffineTracker:
 # claims
 
 
-def check_reduction(tracker: AffineTracker, dimensions: Sequence[int]) -> int:
+Reduce = Callable[[AffineTracker], OrthogonalTracker]
+
+
+def check_reduction(tracker: AffineTracker, dimensions: Sequence[int], run: Reduce = reduce_tracker) -> int:
     """Reduce, and compare the dimensions that survive with those that were hidden; returns the updates checked."""
-    reduced = reduce_tracker(tracker)
+    reduced = run(tracker)
     found = [head.dimension for head in reduced.heads]
     if found != list(dimensions):
         raise Refuted(f"{tracker.group.name}: dimensions {found} survive, {list(dimensions)} were hidden")
@@ -312,17 +315,17 @@ def check_reduction(tracker: AffineTracker, dimensions: Sequence[int]) -> int:
 
 
 @claim("prop:affine-orthogonal-reduction", "A finite non-expansive affine tracker reduces to an orthogonal one")
-def affine_reduction(effort: float = 1.0) -> Evidence:
+def affine_reduction(effort: float = 1.0, run: Reduce = reduce_tracker) -> Evidence:
     """prop:affine-orthogonal-reduction on hidden realisations and on a CKDA head with writes."""
     names = ["Z3", "D3", "Z5", "D4", "A4"][: max(2, int(5 * min(effort, 1)))]
-    cases = sum(check_reduction(disguise([n], seed), [realise(n).dimension]) for seed, n in enumerate(names))
-    cases += check_reduction(written("D2"), [4])
+    cases = sum(check_reduction(disguise([n], seed), [realise(n).dimension], run) for seed, n in enumerate(names))
+    cases += check_reduction(written("D2"), [4], run)
     return Evidence(cases, "exact", note=f"{', '.join(names)} hidden beside registers and shifts; D2 with CKDA writes")
 
 
 @claim("prop:independent-head-reduction", "The reduction keeps heads apart, and Gamma maps onto G")
-def independent_reduction(effort: float = 1.0) -> Evidence:
+def independent_reduction(effort: float = 1.0, run: Reduce = reduce_tracker) -> Evidence:
     """prop:independent-head-reduction on direct products, one head per factor."""
     products = [["Z2", "Z3"], ["D3", "Z2"], ["D3", "Z4"], ["Z2", "Z3", "Z2"]][: max(1, int(4 * min(effort, 1)))]
-    cases = sum(check_reduction(disguise(p, seed), [2] * len(p)) for seed, p in enumerate(products))
+    cases = sum(check_reduction(disguise(p, seed), [2] * len(p), run) for seed, p in enumerate(products))
     return Evidence(cases, "exact", note=", ".join("x".join(p) for p in products))

@@ -16,7 +16,7 @@ import sympy
 import torch
 from scipy.optimize import least_squares
 
-from ckda import transition
+from ckda import complex_kda, transition
 from ckda.theory.claims import Evidence, Refuted, claim
 from ckda.theory.exact import Field, Matrix, Number, field
 from ckda.theory.factor import (
@@ -667,6 +667,26 @@ def cycle_needs(effort: float = 1.0, missing: int = 1) -> Evidence:
     )
 
 
+@claim(
+    "prop:CKDA-factorization/n=2",
+    "At n = 2 the bound 2n - 2 for contractions is sharp: [[1/2, 1/2], [0, 1/2]] needs two",
+)
+def two_needed(effort: float = 1.0, corner: Fraction = Fraction(1, 2)) -> Evidence:
+    """The equations for one factor, (1 - b k_1^2) a_1 = A_11 and so on, generate 1: no solution, real or complex."""
+    A = np.array([[float(corner), 0.5], [0, 0.5]])
+    a1, a2, b, k1, k2 = sympy.symbols("a1 a2 b k1 k2")
+    entries = [(1 - b * k1**2) * a1, -b * k1 * k2 * a2, -b * k1 * k2 * a1, (1 - b * k2**2) * a2]
+    half = sympy.Rational(1, 2)
+    target = [sympy.Rational(corner.numerator, corner.denominator), half, 0, half]
+    basis = sympy.groebner([entry - x for entry, x in zip(entries, target, strict=True)], a1, a2, b, k1, k2)
+    if basis.exprs != [1]:
+        raise Refuted(f"one factor may do: {basis.exprs}")
+    factors = factor_contraction(A)
+    if len(factors) != 2 or not np.allclose(multiply(factors), A):
+        raise Refuted("two factors do not give the matrix")
+    return Evidence(1, "exact", None, "Groebner basis 1 for one factor; two are given")
+
+
 def _nearest_to_cycle(n: int, factors: int, starts: int, steps: int) -> float:
     """Smallest spectral distance found between a product of CKDA transitions and the n-cycle."""
     family, cycle = FAMILIES["CKDA"], np.roll(np.eye(n), 1, 0)
@@ -711,6 +731,7 @@ def gauge(effort: float = 1.0, change: Callable[[torch.Tensor, torch.Tensor], to
         beta = 2 * torch.rand(T, 1, generator=rng, dtype=torch.float64)
         k = k / k.norm(dim=-1, keepdim=True)
         signs, H0 = torch.where(alpha < 0, -1.0, 1.0).double(), torch.randn(K, V, generator=rng, dtype=torch.float64)
+        alpha[torch.rand(T, K, generator=rng) < 0.05] = 0.0  # the sign of a zero gate is arbitrary
         signed = _run(q, k, v, alpha, beta, H0)
         plain = _run(change(signs, q), change(signs, k), v, alpha.abs(), beta, H0)
         P = signs.cumprod(0).unsqueeze(-1)
@@ -730,3 +751,36 @@ def _run(
         outputs.append((H * q[t].unsqueeze(-1)).sum(0))
         states.append(H)
     return torch.stack(outputs), torch.stack(states)
+
+
+@claim(
+    "lem:gauge/operator", "The operator with signs equals the operator without, on keys and queries that absorbed them"
+)
+def gauge_operator(
+    effort: float = 1.0, change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = absorb
+) -> Evidence:
+    """Through `complex_kda` in float64, the backend it picks by itself; the final state is turned back by P_T."""
+    cases, T, K, V, worst = _cases(effort, 40), 70, 6, 4, 0.0
+    for seed in range(cases):
+        rng = torch.Generator().manual_seed(seed)
+        q, k, g = (torch.randn(T, K, generator=rng, dtype=torch.float64) for _ in range(3))
+        v, beta = torch.randn(T, V, generator=rng, dtype=torch.float64), 2 * torch.rand(T, generator=rng).double()
+        k, g = k / k.norm(dim=-1, keepdim=True), -g.abs() / 4
+        signs = torch.where(torch.rand(T, K, generator=rng) < 0.5, -1.0, 1.0).double()
+        outputs, state = _operator(q, k, v, g, beta, signs)
+        plain, turned = _operator(change(signs, q), change(signs, k), v, g, beta, None)
+        P = signs.prod(0).unsqueeze(-1)
+        worst = max(worst, float((outputs - plain).abs().max()), float((state - P * turned).abs().max()))
+        if worst > 1e-11:
+            raise Refuted(f"seed {seed}: the two differ by {worst:.3g}")
+    return Evidence(cases * T, "numeric", 1e-11 - worst, f"{cases} sequences of {T} tokens, to {worst:.1e}")
+
+
+def _operator(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, signs: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One sequence of one head through the operator: outputs [T, V], final state [K, V]."""
+    one = (x[None, :, None] for x in (q, k, v, g, beta))
+    sign = None if signs is None else signs.to(torch.int8)[None, :, None]
+    outputs, state = complex_kda(*one, sign=sign, output_final_state=True)
+    return outputs[0, :, 0], state[0, 0]

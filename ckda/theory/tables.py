@@ -21,6 +21,7 @@ class Cell:
     text: str
     checks: tuple[str, ...] = ()
     cited: str = ""
+    covers: str = ""  #: what the checks cover, where they are not the whole cell
     found: Callable[[Mapping[str, Any]], str] | None = None  #: text from the cells the first check found
 
 
@@ -37,8 +38,8 @@ def mark(cell: Cell, records: Mapping[str, Record]) -> str:
     """One word on what stands behind a cell.
 
     Example:
-        >>> mark(Cell("yes", ("a",), cited="[D7]"), {"a": {"status": "verified"}})
-        'checked; rest cited [D7]'
+        >>> mark(Cell("yes", ("a",), "[D7]", "real spectrum"), {"a": {"status": "verified"}})
+        'real spectrum checked; rest cited [D7]'
         >>> mark(Cell("yes", ("a",)), {}), mark(Cell("yes", cited="[D7]"), {}), mark(Cell("d real"), {})
         ('not run', 'cited [D7]', 'definition')
     """
@@ -48,7 +49,8 @@ def mark(cell: Cell, records: Mapping[str, Record]) -> str:
             return bad.upper() if bad != "not run" else bad
     if not states:
         return f"cited {cell.cited}" if cell.cited else "definition"
-    return f"checked; rest cited {cell.cited}" if cell.cited else "checked"
+    covers = f"{cell.covers} checked" if cell.covers else "checked"
+    return f"{covers}; rest cited {cell.cited}" if cell.cited else covers
 
 
 def text(cell: Cell, records: Mapping[str, Record]) -> str:
@@ -64,9 +66,11 @@ def text(cell: Cell, records: Mapping[str, Record]) -> str:
 _MULTI = "thm:multilayer"
 _PAIRS = "tab:theory-summary/pairs"
 _PARITY = "tab:theory-summary/parity"
+_TWO = "tab:theory-summary/deltaproduct-2"
 _MAIN = "thm:main-positive"
 _S5 = "thm:s5-impossibility"
 _COPY = "prop:automata-factor-counts/column-copy"
+_MAPS = "prop:automata-factor-counts/deterministic"
 _RATIONAL = "prop:automata-factor-counts/rational"
 
 
@@ -105,25 +109,26 @@ def _summary() -> Table:
         ),
         "Z_n, D_n (n > 2)": (
             Cell("yes 1", ("prop:planar-groups", _MAIN)),
-            Cell("yes 2, no 1 FP", (real_gdn,), "[D7], [U2]"),
-            Cell("yes 1 (k >= 2)", (), "[D7]"),
-            Cell("yes 2, no 1 FP", (real_rwkv,), "[D7], [U2]"),
+            Cell("yes 2, no 1 FP", (real_gdn,), "[D7], [U2]", "real spectrum"),
+            Cell("yes 1 (k >= 2)", (_TWO,)),
+            Cell("yes 2, no 1 FP", (real_rwkv,), "[D7], [U2]", "real spectrum"),
         ),
         "S_4, A_5": (
             Cell("yes 1", ("prop:cube", "cor:a5-four", _MAIN)),
-            Cell("yes 4, no 1 FP", (real_gdn,), "[D1], [U2]"),
-            Cell("yes 1 (k >= 2)", (), "[D4]"),
-            Cell("yes 4, no 1 FP", (real_rwkv,), "[D1], [U2]"),
+            Cell("yes 4, no 1 FP", (real_gdn,), "[D1], [U2]", "real spectrum"),
+            Cell("yes 1 (k >= 2)", (_TWO,)),
+            Cell("yes 4, no 1 FP", (real_rwkv,), "[D1], [U2]", "real spectrum"),
         ),
         "S_n (n >= 5)": (
             Cell("yes 3; no 1 FR", (f"{_MULTI}/groups", _S5)),
-            Cell("yes 4, no 1 FP", (real_gdn,), "[D1], [U2]"),
+            Cell("yes 4, no 1 FP", (real_gdn,), "[D1], [U2]", "real spectrum"),
             Cell(
                 "yes 1: k >= n-1; yes 3: 2 <= k <= n-2; no 1 FR: k <= 3",
                 (f"{_PAIRS}/DeltaProduct", _S5, f"{_S5}/deltaproduct-4"),
                 "[D1]",
+                "k = 4 for S_5, and k <= 3,",
             ),
-            Cell("yes 4, no 1 FP", (real_rwkv,), "[D1], [U2]"),
+            Cell("yes 4, no 1 FP", (real_rwkv,), "[D1], [U2]", "real spectrum"),
         ),
         "Regular languages": (
             Cell("yes L_q", (), "via [D2]"),
@@ -133,14 +138,14 @@ def _summary() -> Table:
         ),
         "  (unstable)": (
             Cell("yes 3, beta > 2", (f"{_MULTI}/dfa", f"{_MULTI}/regular-languages")),
-            Cell("yes 4, beta in [0, 4]", (_COPY,), "via [M11]"),
-            Cell("yes 3 (k >= 2); 1 (k >= 4q), beta in [0, 4]", (_COPY,), "via [RL3, M11]"),
-            Cell("yes 4", (_COPY,), "[R3]"),
+            Cell("yes 4, beta in [0, 4]", (_COPY,), "via [M11]", "copy factors"),
+            Cell("yes 3 (k >= 2); 1 (k >= 4q), beta in [0, 4]", (_COPY, _MAPS), "via [RL3, M11]", "4q factors"),
+            Cell("yes 4", (_COPY,), "[R3]", "copy factor"),
         ),
         "WFAs over Q (PP)": (
             Cell("yes 3, beta in [0, inf)", (f"{_MULTI}/wfa",)),
-            Cell("yes 4, beta real", (_RATIONAL,), "[M11]"),
-            Cell("yes 3 (k >= 2); 1 (k >= B_q), beta real", (_RATIONAL,), "via [M11, ML12]"),
+            Cell("yes 4, beta real", (_RATIONAL,), "[M11]", "factor count"),
+            Cell("yes 3 (k >= 2); 1 (k >= B_q), beta real", (_RATIONAL,), "via [M11, ML12]", "B_q factors"),
             Cell("yes 4, unrestricted", (), "[M6]"),
         ),
     }
@@ -174,9 +179,11 @@ def _origin(cells: Mapping[str, Any]) -> str:
 def _spectrum() -> Table:
     names = ("CKDA", "MDN", "SFDA")
 
-    def row(paper: Sequence[str], found: Callable[[Mapping[str, Any]], str] | None = None) -> tuple[Cell, ...]:
+    def row(paper: Sequence[str], found: Callable[[Mapping[str, Any]], str], proof: str = "") -> tuple[Cell, ...]:
+        """Each column's search; `proof` is an exact claim that backs CKDA's cell as well."""
+        backed = {"CKDA": (proof,) if proof else ()}
         return tuple(
-            Cell(words, (f"tab:recurrence-spectrum/{name}",) if found else (), found=found)
+            Cell(words, (f"tab:recurrence-spectrum/{name}", *backed.get(name, ())), found=found)
             for words, name in zip(paper, names, strict=True)
         )
 
@@ -192,7 +199,9 @@ def _spectrum() -> Table:
         ),
         "Ranges": tuple(Cell(FAMILIES[name].ranges) for name in names),
         "Non-real conjugate pairs": row(
-            ("<= 1", "<= 1", "up to m"), lambda cells: f"<= {cells['pairs']['value']} (width 3)"
+            ("<= 1", "<= 1", "up to m"),
+            lambda cells: f"<= {cells['pairs']['value']} (width 3)",
+            "thm:complex_eigenvalues",
         ),
         "Origin of complex modes": row(
             ("signed gate-delta interaction", "memory-momentum coupling", "explicit phases plus delta"), _origin
@@ -201,14 +210,18 @@ def _spectrum() -> Table:
             ("yes, any angle", "none", "yes, undamped phases"),
             lambda cells: ("yes: " if cells["unit modes"]["value"] else "none: ") + cells["unit modes"]["how"],
         ),
-        "Unit-circle support": row(("full circle", "only {+1}", "|theta| <= theta_max"), _support),
+        "Unit-circle support": row(
+            ("full circle", "only {+1}", "|theta| <= theta_max"), _support, "prop:CKDA-canonical"
+        ),
         "Whole-state isometries": row(
             ("orthogonal DPR1, need not commute", "only I in the closure", "diagonal phases, commute"),
             lambda cells: _ISOMETRY[cells["isometries"]["value"]],
+            "prop:orthogonal-dplr",
         ),
         "Non-expansive": row(
             ("yes", "not guaranteed", "yes"),
             lambda cells: ("yes: " if cells["norm"]["value"] else "no: ") + cells["norm"]["how"],
+            "app:non_expansive_dplr",
         ),
     }
     return Table("tab:recurrence-spectrum", names, rows)

