@@ -19,7 +19,7 @@ Legend of axes: R = B * HV rows, NC chunks, C chunk, M = R * NC, K key width, V 
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -553,7 +553,7 @@ def _segments(call: Call) -> list[slice]:
 
 def _segment(call: Call, time: slice, state: Tensor | None) -> Call:
     tensors = {name: getattr(call, name) for name in _TIMED}
-    parts = {name: None if x is None else x[:, time] for name, x in tensors.items()}
+    parts: dict[str, Any] = {name: None if x is None else x[:, time] for name, x in tensors.items()}
     return call._replace(**parts, initial_state=state, output_final_state=True)
 
 
