@@ -1,4 +1,4 @@
-"""The WY chunk form in plain torch, with a hand-written backward: any device, any dtype, no logarithm of the gate.
+"""The WY chunk form in plain torch, with a hand-written backward: any device, any dtype.
 
 With the prediction error y_t (ckda/ops/call.py) the recurrence is S_t = Diag(alpha_t) S_{t-1} + k_t u_t^T, u_t = rate_t y_t.
 So inside a chunk that starts from S, with Gamma_i = prod_{l<=i} alpha_l, signed,
@@ -6,25 +6,20 @@ So inside a chunk that starts from S, with Gamma_i = prod_{l<=i} alpha_l, signed
     S_i = Gamma_i S + sum_{j<=i} (Gamma_i / Gamma_j) k_j u_j^T,   G_ij = a_i^T Diag(Gamma_i / Gamma_j) k_j  (j < i),
     (Diag(norm2) + G Diag(rate)) y = w - (a * Gamma) S.
 
-Gamma_i / Gamma_j is never a quotient. For i in the right and j in the left half of a block it is P_i Q_j, with P_i the
-product of alpha from the middle to i and Q_j the product from j + 1 to the middle. Halves of halves give every pair
-(i, j) exactly once, as one small matrix product per block: `_climb` builds all P and Q by multiplications alone. So
-no factor exceeds one, alpha = 0 and alpha = +-1 are exact, signs cost nothing (app:gauge), nothing overflows
-however strong the decay, and the gradient of log|alpha_t| is a sum over exactly those pairs that span t: no cancellation.
-
 G and the triangular inverse are in float64: with equal keys a rounding error of either is the same in every chunk, and an
-orthogonal transition never forgets it. Everything else is in the state's dtype.
+orthogonal transition never forgets it. Everything else is in the state's dtype. How tokens are
+decayed against each other is in ckda/ops/decay.py.
 
 Legend of axes: R = B * HV rows, NC chunks, C chunk, M = R * NC, K key width, V value width, h half a block.
 """
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ckda.ops.call import Call, Gradients, Norms, Prepared, Raw, prepare, prepare_backward, wide_dtype
+from ckda.ops.call import Call, Gradients, Norms, Prepared, Raw, prepare, prepare_backward
+from ckda.ops.decay import Decayed, DecayedGrads, TokenGrads, decayed, lower_blocks
 
 __all__ = ["backward", "chunk_size", "forward", "saved_like"]
 
@@ -111,85 +106,11 @@ class _Layout:
 # The chunk's matrices ------------------------------------------------------------------------------------------------
 
 
-def _halves(x: Tensor, h: int) -> tuple[Tensor, Tensor]:
-    """[M, C, D] -> left and right halves of its blocks of 2h, views [M, C / 2h, h, D]."""
-    left, right = x.view(x.shape[0], -1, 2, h, x.shape[-1]).unbind(2)
-    return left, right
-
-
-def _block(A: Tensor, h: int) -> Tensor:
-    """The lower left quarters of A's diagonal blocks of 2h: [..., C, C] -> view [..., C / 2h, h, h]."""
-    C = A.shape[-1]
-    *lead, row, column = A.stride()
-    offset = A.storage_offset() + h * row
-    return A.as_strided((*A.shape[:-2], C // (2 * h), h, h), (*lead, 2 * h * (row + column), row, column), offset)
-
-
 def _diagonal_block(A: Tensor, h: int) -> Tensor:
     """A's diagonal blocks of h: [..., C, C] -> view [..., C / h, h, h]."""
     C = A.shape[-1]
     *lead, row, column = A.stride()
     return A.as_strided((*A.shape[:-2], C // h, h, h), (*lead, h * (row + column), row, column), A.storage_offset())
-
-
-class _Level(NamedTuple):
-    """Decays inside the blocks of 2h: from the middle to i (right half), from j + 1 to the middle (left half)."""
-
-    h: int
-    P: Tensor  #: [M, C / 2h, h, K]
-    Q: Tensor  #: [M, C / 2h, h, K]
-
-
-def _climb(P: Tensor, Q: Tensor) -> Iterator[_Level]:
-    """The levels from pairs of tokens upwards, as views of P [M, C, K] (alpha at first) and Q (ones at first).
-
-    After the last level P holds the products from the chunk's start and Q those to its end.
-    """
-    h = 1
-    while h < P.shape[1]:
-        (P_left, P_right), (Q_left, _) = _halves(P, h), _halves(Q, h)
-        yield _Level(h, P_right, Q_left)
-        Q_left *= P_right[:, :, -1:]
-        P_right *= P_left[:, :, -1:]
-        h *= 2
-
-
-def _decays(alpha: Tensor) -> tuple[list[_Level], Tensor, Tensor]:
-    """All levels as copies, and P and Q of the whole chunk."""
-    P, Q = alpha.clone(), torch.ones_like(alpha)
-    return [_Level(level.h, level.P.clone(), level.Q.clone()) for level in _climb(P, Q)], P, Q
-
-
-class _Pairs(NamedTuple):
-    """Decayed factors of one level: rows q and a from the right half, columns k from the left half."""
-
-    rows: Tensor  #: [M * C / 2h, 2h, K]
-    columns: Tensor  #: [M * C / 2h, h, K]
-
-
-def _pairs(level: _Level, q: Tensor, k: Tensor, a: Tensor) -> _Pairs:
-    M, blocks, h, K = level.P.shape
-    rows = q.new_empty(M, blocks, 2, h, K)
-    torch.mul(_halves(q, h)[1], level.P, out=rows[:, :, 0])
-    torch.mul(_halves(a, h)[1], level.P, out=rows[:, :, 1])
-    columns = _halves(k, h)[0] * level.Q
-    return _Pairs(rows.view(-1, 2 * h, K), columns.view(-1, h, K))
-
-
-def _scores(x: Prepared) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q_i^T (Gamma_i / Gamma_j) k_j for j <= i, and G, float64, of which only the strict lower triangle is set; P and Q."""
-    M, C, _ = x.q.shape
-    scores = x.q.new_zeros(M, C, C)
-    G = x.q.new_empty(M, C, C, dtype=wide_dtype(x.q.device))
-    P, Q = x.alpha.clone(), torch.ones_like(x.alpha)
-    for level in _climb(P, Q):
-        shape, h = level.P.shape, level.h
-        columns = (_halves(x.k, h)[0] * level.Q).view(-1, h, shape[-1])
-        q_rows, a_rows = ((_halves(y, h)[1] * level.P).view(-1, h, shape[-1]) for y in (x.q, x.a))
-        _block(scores, h).copy_(torch.bmm(q_rows, columns.mT).view(*shape[:2], h, h))
-        _block(G, h).copy_(torch.bmm(a_rows.to(G.dtype), columns.to(G.dtype).mT).view(*shape[:2], h, h))
-    torch.linalg.vecdot(x.q, x.k, out=scores.diagonal(dim1=-2, dim2=-1))
-    return scores, G, P, Q
 
 
 def _inverse(A: Tensor) -> Tensor:
@@ -206,7 +127,7 @@ def _inverse(A: Tensor) -> Tensor:
     h = base
     while h < C:
         left, right = _diagonal_block(inverse, h).unflatten(-3, (-1, 2)).unbind(-3)
-        _block(inverse, h).copy_((right @ _block(A, h) @ left).neg_())
+        lower_blocks(inverse, h).copy_((right @ lower_blocks(A, h) @ left).neg_())
         h *= 2
     return inverse
 
@@ -337,40 +258,45 @@ def _saved_like(call: Call) -> list[Tensor]:
     return [torch.empty(shapes[name], dtype=call.state_dtype, device=call.v.device) for name in _Saved._fields]
 
 
+def _decayed(call: Call, q: Tensor, k: Tensor, a: Tensor, alpha: Tensor) -> Decayed:
+    return decayed(q, k, a, alpha, bounded=call.gate in ("signed", "sigmoid"))
+
+
 def _forward(call: Call) -> tuple[Tensor, Tensor, list[Tensor]]:
     """o [B, T, HV, V], the final state [N, HV, K, V], and what :func:`_backward` reads again."""
     layout = _Layout(call)
-    C, NC, dtype = layout.C, layout.NC, call.state_dtype
+    C, dtype, separate = layout.C, call.state_dtype, call.erase is not None
     raw = _raw(call, layout)
     prepared, norms = prepare(call, raw)
     layout.fill_padding(prepared.alpha, 1.0)
-    x = Prepared(*(_chunks(t, C) for t in prepared))
-    scores, G, P, Q = _scores(x)
-    wide = _solver(G, x.rate, x.norm2)
+    q, k, a, w, alpha, rate, norm2 = (_chunks(t, C) for t in prepared)
+    a = a if separate else k
+    decay = _decayed(call, q, k, a, alpha)
+    scores, G = decay.scores()
+    wide = _solver(G, rate, norm2)
     solver = wide.to(dtype)
-    y = solver @ x.w
+    y = solver @ w
     if _stateless(call, layout):
-        states = y.new_empty(layout.B * layout.HV, 0, x.k.shape[-1], y.shape[-1])
-        u = y * x.rate
+        states = y.new_empty(layout.B * layout.HV, 0, k.shape[-1], y.shape[-1])
+        u = y * rate
         o = scores @ u
         final = call.zero_state()
         if call.output_final_state:
-            final = ((x.k * Q).mT @ u).unflatten(0, (layout.B, layout.HV))
+            final = (decay.kQ.mT @ u).unflatten(0, (layout.B, layout.HV))
     else:
-        W = (wide @ (x.a * P).to(wide.dtype)).to(dtype)
-        carry = layout.rows(y, W, x.k * Q, x.rate, P[:, -1].unsqueeze(-1))
+        W = (wide @ decay.aP).to(dtype)
+        carry = layout.rows(y, W, decay.kQ, rate, decay.total.unsqueeze(-1))
         y, states, final = _state_pass(layout, carry, call.start_state())
         y = y.flatten(0, 1)
-        o = torch.baddbmm(scores @ (y * x.rate), x.q * P, states.flatten(0, 1))
-    o = layout.join(o.view(layout.B, layout.HV, NC * C, -1), call.v.dtype)
-    separate = call.erase is not None
+        o = torch.baddbmm(scores @ (y * rate), decay.qP, states.flatten(0, 1))
+    o = layout.join(o.view(layout.B, layout.HV, layout.NC * C, -1), call.v.dtype)
     kept = _Saved(
-        q=x.q,
-        k=x.k,
-        a=x.a if separate else y.new_empty(0),
+        q=q,
+        k=k,
+        a=a if separate else y.new_empty(0),
         v=_chunks(raw.v, C) if separate else y.new_empty(0),
-        alpha=x.alpha,
-        rate=x.rate,
+        alpha=alpha,
+        rate=rate,
         scores=scores,
         G=y.new_empty(0) if separate else G.to(dtype),
         solver=solver,
@@ -382,112 +308,66 @@ def _forward(call: Call) -> tuple[Tensor, Tensor, list[Tensor]]:
     return o, final, [*kept]
 
 
-class _Grads(NamedTuple):
-    """Gradients of the chunks, [M, C, .]; `log_P` and `log_Q` of the decays over the whole chunk."""
-
-    r: Tensor  #: of w
-    q: Tensor
-    k: Tensor
-    a: Tensor  #: the same tensor as k where a is k
-    log_P: Tensor
-    log_Q: Tensor
-
-
 def _backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None) -> Gradients:
     """Gradients of everything :class:`Gradients` names, from do [B, T, HV, V] and dfinal [N, HV, K, V] or None."""
     x = _Saved(*saved)
-    if call.erase is None:
-        x = x._replace(a=x.k)
     layout = _Layout(call)
     do = _chunks(layout.split(do, call.state_dtype), layout.C)
-    levels, P, Q = _decays(x.alpha)
+    decay = _decayed(call, x.q, x.k, x.k if call.erase is None else x.a, x.alpha)
     u = x.y * x.rate
     du = x.scores.mT @ do
     if _stateless(call, layout):
-        du, grads, dstate = *_stateless_backward(x, Q, u, du, dfinal), None
+        du, r, carried, dstate = *_stateless_backward(x, decay, u, du, dfinal), None
     else:
-        du, grads, dstate = _carried_backward(call, layout, x, P, Q, u, du, do, dfinal)
-    dscores, dG = do @ u.mT, (grads.r @ u.mT).neg_()
-    diagonal = dscores.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
-    grads.q.addcmul_(diagonal, x.k)
-    grads.k.addcmul_(diagonal, x.q)
+        du, r, carried, dstate = _carried_backward(call, layout, x, decay, u, du, do, dfinal)
     drate = None
     if call.erase is None:
-        drate = torch.linalg.vecdot(du - x.G.tril(-1).mT @ grads.r, x.y).unsqueeze(-1)
-    dlog = _levels_backward(levels, x, dscores, dG, grads)
-    return _finish(call, layout, x, grads, dlog, drate, dstate)
+        drate = torch.linalg.vecdot(du - x.G.tril(-1).mT @ r, x.y).unsqueeze(-1)
+    tokens = decay.backward(do @ u.mT, (r @ u.mT).neg_(), carried)
+    return _finish(call, layout, x, tokens, r, drate, dstate)
 
 
-def _stateless_backward(x: _Saved, Q: Tensor, u: Tensor, du: Tensor, dfinal: Tensor | None) -> tuple[Tensor, _Grads]:
-    """du completed by the final state's gradient, and the gradients that do not pass through the scores."""
-    dq, dk, da, log_P, log_Q = (torch.zeros_like(x.k) for _ in range(5))
+def _stateless_backward(
+    x: _Saved, decay: Decayed, u: Tensor, du: Tensor, dfinal: Tensor | None
+) -> tuple[Tensor, Tensor, DecayedGrads | None]:
+    """du completed by the final state's gradient, r = that of w, and the gradients of what decays to the end."""
+    carried = None
     if dfinal is not None:
-        kQ, dS = x.k * Q, dfinal.to(du.dtype).flatten(0, 1)
-        du = torch.baddbmm(du, kQ, dS)
-        dkQ = u @ dS.mT
-        dk, log_Q = dkQ * Q, dkQ * kQ
-    r = x.solver.mT @ (du * x.rate)
-    return du, _Grads(r, dq, dk, dk if x.a is x.k else da, log_P, log_Q)
+        dS = dfinal.to(du.dtype).flatten(0, 1)
+        du = torch.baddbmm(du, decay.kQ, dS)
+        zero = torch.zeros_like(x.k)
+        carried = DecayedGrads(zero, zero, u @ dS.mT, torch.zeros_like(zero[:, 0]))
+    return du, x.solver.mT @ (du * x.rate), carried
 
 
 def _carried_backward(
     call: Call,
     layout: _Layout,
     x: _Saved,
-    P: Tensor,
-    Q: Tensor,
+    decay: Decayed,
     u: Tensor,
     du: Tensor,
     do: Tensor,
     dfinal: Tensor | None,
-) -> tuple[Tensor, _Grads, Tensor]:
+) -> tuple[Tensor, Tensor, DecayedGrads, Tensor]:
     """:func:`_stateless_backward` with states carried between chunks, and the gradient of the initial states."""
-    qP, aP, kQ, S = x.q * P, x.a * P, x.k * Q, x.states.flatten(0, 1)
-    carry = layout.rows(du, x.solver @ aP, kQ, x.rate, P[:, -1].unsqueeze(-1))
+    S, kQ, total = x.states.flatten(0, 1), decay.kQ, decay.total
+    W = x.solver @ decay.aP.to(du.dtype)
+    carry = layout.rows(du, W, kQ, x.rate, total.unsqueeze(-1))
     dlast = call.zero_state() if dfinal is None else dfinal.to(du.dtype)
-    du, dafter, dstate = _reverse_state_pass(layout, carry, (qP.mT @ do).view_as(x.states), dlast)
+    du, dafter, dstate = _reverse_state_pass(layout, carry, (decay.qP.mT @ do).view_as(x.states), dlast)
     du, dafter = du.flatten(0, 1), dafter.flatten(0, 1)
     r = x.solver.mT @ (du * x.rate)
-    dqP, daP, dkQ = do @ S.mT, (r @ S.mT).neg_(), u @ dafter.mT
-    log_P = qP.mul_(dqP).addcmul_(aP, daP)
-    log_P[:, -1] += torch.linalg.vecdot(dafter, S) * P[:, -1]
-    log_Q = kQ.mul_(dkQ)
-    dk, da = dkQ.mul_(Q), daP.mul_(P)
-    if x.a is x.k:
-        dk = da = dk.add_(da)
-    return du, _Grads(r, dqP.mul_(P), dk, da, log_P, log_Q), dstate
-
-
-def _levels_backward(levels: list[_Level], x: _Saved, dscores: Tensor, dG: Tensor, grads: _Grads) -> Tensor:
-    """The adjoint of :func:`_scores`; adds to the gradients of q, k and a and returns dlog|alpha| [M, C, K].
-
-    grads.log_P and .log_Q are first those of the whole chunk, then level by level downwards; at blocks of one token
-    log P is log|alpha| itself.
-    """
-    for level in reversed(levels):
-        h = level.h
-        rows, columns = _pairs(level, x.q, x.k, x.a)
-        (p_left, p_right), (q_left, _) = _halves(grads.log_P, h), _halves(grads.log_Q, h)
-        p_left[:, :, -1] += p_right.sum(2)
-        p_right[:, :, -1] += q_left.sum(2)
-        dblock = torch.stack((_block(dscores, h), _block(dG, h)), 2).view(-1, 2 * h, h)
-        drows = torch.bmm(dblock, columns).view(*level.P.shape[:2], 2, h, -1)
-        dcolumns = torch.bmm(dblock.mT, rows).view_as(level.Q)
-        rows = rows.view_as(drows)
-        for dx, row in ((grads.q, 0), (grads.a, 1)):
-            _halves(dx, h)[1].addcmul_(drows[:, :, row], level.P)
-            p_right.addcmul_(drows[:, :, row], rows[:, :, row])
-        _halves(grads.k, h)[0].addcmul_(dcolumns, level.Q)
-        q_left.addcmul_(dcolumns, columns.view_as(level.Q))
-    return grads.log_P
+    dtotal = torch.linalg.vecdot(dafter, S)
+    return du, r, DecayedGrads(do @ S.mT, (r @ S.mT).neg_(), u @ dafter.mT, dtotal), dstate
 
 
 def _finish(
     call: Call,
     layout: _Layout,
     x: _Saved,
-    grads: _Grads,
-    dlog: Tensor,
+    tokens: TokenGrads,
+    r: Tensor,
     drate: Tensor | None,
     dstate: Tensor | None,
 ) -> Gradients:
@@ -510,7 +390,8 @@ def _finish(
     prepared = Prepared(q, k, k, v, k, x.rate, x.rate)
     norms = Norms(x.q_norm, x.k_norm) if call.normalize_qk else None
     rate = x.rate if drate is None else drate
-    dx = Prepared(*map(heads, (grads.q, grads.k, grads.a, grads.r, dlog, rate, rate)))
+    da = tokens.k if tokens.a is None else tokens.a
+    dx = Prepared(*map(heads, (tokens.q, tokens.k, da, r, tokens.log_alpha, rate, rate)))
     layout.fill_padding(dx.alpha, 0.0)
     draw, dA_log, ddt_bias = prepare_backward(call, raw, prepared, norms, dx)
     dbeta = join(draw.beta, call.beta)
