@@ -134,7 +134,7 @@ def _inverse(A: Tensor) -> Tensor:
 
 def _solver(G: Tensor, rate: Tensor, norm2: Tensor) -> Tensor:
     """(Diag(norm2) + G Diag(rate))^-1 [M, C, C] in float64; rate and norm2 [M, C, 1]."""
-    A = G * rate.mT
+    A = G * rate.mT.to(G.dtype)
     A.diagonal(dim1=-2, dim2=-1).copy_(norm2.squeeze(-1))
     return _inverse(A)
 

@@ -96,9 +96,12 @@ class Quotients(Decayed):
 
     def __init__(self, q: Tensor, k: Tensor, a: Tensor, alpha: Tensor):
         super().__init__(q, k, a, alpha)
+        # tensors are widened first: torch multiplies two of different dtypes ten times slower
         self.P = torch.cumprod(alpha.double(), 1)
         self.inverse = self.P.reciprocal()
-        self._qP, self._aP, self.columns = self.P * q, self.P * a, self.inverse * k
+        wide_k = k.double()
+        wide_a = wide_k if a is k else a.double()
+        self._qP, self._aP, self.columns = self.P * q.double(), self.P * wide_a, self.inverse * wide_k
 
     @property
     def qP(self) -> Tensor:
@@ -128,11 +131,11 @@ class Quotients(Decayed):
         dcolumns = torch.baddbmm(lower.mT @ self._qP, dG.mT, self._aP)
         last = None
         if carried is not None:
-            dqP += carried.qP
-            daP += carried.aP
-            total = self.P[:, -1:]
-            last = (carried.total + (self.columns * carried.kQ).sum(1)) * total.squeeze(1)
-            dcolumns.addcmul_(carried.kQ, total)
+            dqP += carried.qP.double()
+            daP += carried.aP.double()
+            dkQ, total = carried.kQ.double(), self.P[:, -1:]
+            last = (carried.total.double() + (self.columns * dkQ).sum(1)) * total.squeeze(1)
+            dcolumns.addcmul_(dkQ, total)
         log_P = (self._qP * dqP).addcmul_(self._aP, daP).addcmul_(self.columns, dcolumns, value=-1)
         if last is not None:
             log_P[:, -1] += last
