@@ -63,14 +63,15 @@ _SAVE_EVERY = 30.0  # seconds between checkpoints
 _READ_EVERY = 25  # updates between looks at the loss: each look waits for the device
 
 
-def recipe(name: str, steps: int = 2500, batch: int = 64) -> Recipe:
+def recipe(
+    name: str, steps: int = 2500, batch: int = 64, lengths: tuple[int, ...] = (12, 16, 24, 40, 72, 136)
+) -> Recipe:
     """The paper's protocol (app:waveform_continuation_details) with what this recipe changes.
 
     Example:
         >>> recipe("plain").switches, recipe("plain").length(833), recipe("plain").length(834)
         ((168, 335, 501, 668, 835), 72, 136)
     """
-    lengths = (12, 16, 24, 40, 72, 136)
     switches = tuple(math.ceil(0.4 * steps * i / len(lengths)) + 1 for i in range(1, len(lengths)))
     options: dict[str, Any] = {"schedule": "cosine", "lr_muon": 0.02, "lr_adamw": 3e-3}
     return Recipe(steps=steps, batch=batch, curriculum=lengths, switches=switches, **options | RECIPES[name][0])
@@ -127,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
     runs = {}
     for arm in arms:
         for name in recipes:
-            settings = recipe(name, 8 if args.smoke else args.steps, 32 if args.smoke else args.batch)
+            settings = recipe(name, 8, FRAMES, (12, 16)) if args.smoke else recipe(name, args.steps, args.batch)
             title = arm if name == "plain" else f"{arm}+{name}"
             task = Continuation(frames, balanced=RECIPES[name][1])
             seeds = tuple(range(args.seed, args.seed + args.seeds))

@@ -78,7 +78,7 @@ def _draw_waves(panel: Any, result: dict[str, Any]) -> None:
     runs = list(result["runs"].values())
     grid = panel.subplots(len(runs), 2, sharey=True, squeeze=False)
     limit = 1.15 * np.abs(result["frames"]).max()
-    for row, run in zip(grid, runs, strict=True):
+    for i, (row, run) in enumerate(zip(grid, runs, strict=True)):
         for axes, where in zip(row, ("near", "far"), strict=True):
             first, frames = run["windows"][where]["first"], np.array(run["windows"][where]["frames"])
             samples = frames.shape[1]
@@ -95,7 +95,7 @@ def _draw_waves(panel: Any, result: dict[str, Any]) -> None:
             axes.margins(x=0.01)
             axes.spines[["top", "right", "left"]].set_visible(False)
             axes.tick_params(labelsize=7)
-            if row is not grid[-1]:
+            if i < len(runs) - 1:
                 axes.set_xticklabels([])
         row[0].set_title(label(run), fontsize=7.5, loc="left", color=_INK, pad=2)
     for axes in grid[-1]:
