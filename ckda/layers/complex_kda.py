@@ -216,7 +216,8 @@ class ComplexKDA(nn.Module):
         """What the layer does to its state on x [B, T, d], for looking at."""
         y, _ = self._project(x, {})
         alpha = evaluate_gate(self.gate, y["g"], self.A_log, self.dt_bias).alpha()
-        k = torch.nn.functional.normalize(y["k"].float(), dim=-1, eps=0.0)
+        k = y["k"] if y["k"].dtype == torch.float64 else y["k"].float()
+        k = torch.nn.functional.normalize(k, dim=-1, eps=0.0)
         k = k.repeat_interleave(self.num_v_heads // self.num_heads, dim=2)
         return Transitions(alpha, k, beta_from_logit(y["beta"], self.beta_range))
 
