@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from ckda import transition
 from ckda.layers.parts import HeadNorm, ShortConvolution
 from ckda.ops import complex_kda, complex_kda_step
 from ckda.ops.gate import beta_from_logit, beta_spread, evaluate_gate, init_A_log, init_dt_bias
@@ -215,9 +216,14 @@ class ComplexKDA(nn.Module):
         """What the layer does to its state on x [B, T, d], for looking at."""
         y, _ = self._project(x, {})
         alpha = evaluate_gate(self.gate, y["g"], self.A_log, self.dt_bias).alpha()
-        k = torch.nn.functional.normalize(y["k"].float(), dim=-1, eps=0.0)
+        k = y["k"] if y["k"].dtype == torch.float64 else y["k"].float()
+        k = torch.nn.functional.normalize(k, dim=-1, eps=0.0)
         k = k.repeat_interleave(self.num_v_heads // self.num_heads, dim=2)
         return Transitions(alpha, k, beta_from_logit(y["beta"], self.beta_range))
+
+    def matrices(self, x: Tensor) -> Tensor:
+        """[B, T, HV, K, K] the transitions on x [B, T, d] as matrices."""
+        return transition.dense(*self.transitions(x))
 
     def extra_repr(self) -> str:
         return f"gate={self.gate}, beta_range={self.beta_range}, heads={self.num_heads}x{self.head_dim}"

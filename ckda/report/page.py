@@ -1,5 +1,6 @@
 """A self-contained HTML page, section by section."""
 
+import base64
 import html
 import io
 from collections.abc import Sequence
@@ -8,7 +9,7 @@ from typing import Any
 
 from ckda.record import write_text
 
-__all__ = ["Page", "svg_of"]
+__all__ = ["Page", "png_of", "svg_of"]
 
 _STYLE = """
 :root { --ink: #1d2733; --soft: #5c6b7a; --line: #dde3ea; --page: #fbfcfd; --accent: #16548c; }
@@ -30,6 +31,7 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .35rem .8rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
 tr.strong td { font-weight: 650; }
+td audio { display: block; width: 15rem; height: 2.2rem; }
 footer { margin-top: 3rem; color: var(--soft); font-size: .85rem; border-top: 1px solid var(--line); padding-top: .8rem; }
 code { font-size: .92em; }
 """
@@ -54,7 +56,7 @@ class Page:
         self.parts.append(f"<h2>{html.escape(title)}</h2>" + (f"<p>{html.escape(text)}</p>" if text else ""))
 
     def figure(self, svg: str, caption: str) -> None:
-        """An inline SVG with its caption."""
+        """An inline picture (:func:`svg_of`, :func:`png_of`) with its caption."""
         self.parts.append(
             f"<figure><div class='scroll'>{svg}</div><figcaption>{html.escape(caption)}</figcaption></figure>"
         )
@@ -65,6 +67,15 @@ class Page:
         for i, row in enumerate(rows):
             mark = " class='strong'" if i == strong else ""
             lines.append(f"<tr{mark}>" + "".join(f"<td>{html.escape(str(x))}</td>" for x in row) + "</tr>")
+        self.parts.append("<div class='scroll'><table>" + "".join(lines) + "</table></div>")
+
+    def players(self, head: Sequence[str], rows: Sequence[tuple[str, Sequence[bytes]]]) -> None:
+        """A table of audio players; each row is a label and WAV files, which travel inside the page."""
+        lines = ["<tr>" + "".join(f"<th>{html.escape(x)}</th>" for x in head) + "</tr>"]
+        for label, files in rows:
+            sources = (f"data:audio/wav;base64,{base64.b64encode(data).decode()}" for data in files)
+            cells = "".join(f"<td><audio controls preload='none' src='{source}'></audio></td>" for source in sources)
+            lines.append(f"<tr><td>{html.escape(label)}</td>{cells}</tr>")
         self.parts.append("<div class='scroll'><table>" + "".join(lines) + "</table></div>")
 
     def footer(self, text: str) -> None:
@@ -94,3 +105,10 @@ def svg_of(figure: Any) -> str:
         figure.savefig(buffer, format="svg", metadata={"Date": None}, bbox_inches="tight")
     text = buffer.getvalue()
     return text[text.index("<svg") :]
+
+
+def png_of(figure: Any, dpi: int = 160) -> str:
+    """A matplotlib figure as an inline PNG, for figures of so many points that SVG would be megabytes."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None}, bbox_inches="tight")
+    return f"<img alt='' src='data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}'>"

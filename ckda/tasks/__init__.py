@@ -1,11 +1,11 @@
 """Tasks: each draws batches from a seed and scores predictions."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-__all__ = ["Task"]
+__all__ = ["PenalizedTask", "Task"]
 
 
 class Task(Protocol):
@@ -21,4 +21,13 @@ class Task(Protocol):
 
     def key(self) -> dict[str, Any]:
         """What two runs of this task must agree on, JSON-able."""
+        ...
+
+
+@runtime_checkable
+class PenalizedTask(Task, Protocol):
+    """A task that knows penalties on what a model does inside, by name."""
+
+    def penalty(self, name: str, trace: dict[str, Tensor], y: Tensor) -> Tensor:
+        """One penalty of each replica, [R], from the trace of the models' forward pass and the targets."""
         ...

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["AdamW", "Muon", "newton_schulz", "one_cycle"]
+__all__ = ["AdamW", "Muon", "newton_schulz", "one_cycle", "warmup_cosine"]
 
 
 def newton_schulz(G: Tensor, steps: int = 5) -> Tensor:
@@ -105,3 +105,26 @@ def one_cycle(step: int, num_steps: int, warmup: float = 0.1) -> float:
         return start + (1 - start) * (1 - math.cos(math.pi * step / peak)) / 2
     progress = min(1.0, (step - peak) / max(1.0, num_steps - 1 - peak))
     return end + (1 - end) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def warmup_cosine(
+    step: int, num_steps: int, warmup: float = 0.1, floor: float = 0.1, tail: float = 0.0, end: float = 1e-5
+) -> float:
+    """The factor of the peak learning rate: linear over the warm-up, then cosine to `floor`.
+
+    With a `tail`, that part of the updates comes last and decays geometrically from `floor` to `end`: the noise that a
+    constant learning rate leaves in the weights shrinks with it.
+
+    Example:
+        >>> [round(warmup_cosine(s, 2500), 3) for s in (0, 249, 2499)]
+        [0.004, 1.0, 0.1]
+        >>> [round(warmup_cosine(s, 2500, tail=0.2), 6) for s in (1999, 2499)]
+        [0.1, 1e-05]
+    """
+    rising, last = warmup * num_steps, num_steps * (1 - tail)
+    if step + 1 <= rising:
+        return (step + 1) / rising
+    if step + 1 > last:
+        return floor * (end / floor) ** min(1.0, (step + 1 - last) / (num_steps - last))
+    progress = (step + 1 - rising) / max(1.0, last - rising)
+    return floor + (1 - floor) * (1 + math.cos(math.pi * progress)) / 2

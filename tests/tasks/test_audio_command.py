@@ -1,0 +1,101 @@
+"""``ckda audio`` and ``ckda inspect audio`` from the outside."""
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+
+from ckda import audio
+from ckda.cli import main
+from ckda.train import Ensemble
+
+
+def test_smoke_run_leaves_everything_and_is_read_back(tmp_path, capsys):
+    command = [
+        "audio",
+        "--smoke",
+        "--arm",
+        "ckda,transformer",
+        "--seeds",
+        "2",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path),
+    ]
+    assert main([*command, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert list(result["runs"]) == ["ckda", "transformer"]
+    assert result["runs"]["ckda"]["parameters"] == 182_048
+    assert len(result["runs"]["ckda"]["snr"]["40"]) == 2
+    for name in (
+        "audio.json",
+        "continuation.png",
+        "report.html",
+        "target.wav",
+        "loop.wav",
+        "runs/ckda.wav",
+        "runs/ckda.pt",
+    ):
+        assert (tmp_path / name).stat().st_size > 0, name
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<audio controls") == 9
+    assert "data:audio/wav;base64," in page
+    stamp = (tmp_path / "runs/ckda.json").stat().st_mtime_ns
+    assert main(command) == 0
+    assert (tmp_path / "runs/ckda.json").stat().st_mtime_ns == stamp  # nothing was trained again
+    assert "Complex KDA" in capsys.readouterr().out
+    assert main(["inspect", "audio", str(tmp_path / "runs/ckda.pt"), "--length", "24", "--json"]) == 0
+    seen = json.loads(capsys.readouterr().out)
+    assert len(seen["heads"]) == 8
+    assert seen["ablation"]["mse"] > 0
+    with pytest.raises(SystemExit, match="is a transformer"):
+        main(["inspect", "audio", str(tmp_path / "runs/transformer.pt")])
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--arm", "lstm"], "--arm lstm: there is none"),
+        (["--recipe", "magic"], "--recipe magic: there is none"),
+        (["--wav", "nothing.wav"], "does not exist"),
+        (["--arm", "transformer", "--recipe", "closure"], "no recurrent state"),
+        (["--bpm", "3"], "between 20 and 400"),
+    ],
+)
+def test_mistakes_get_a_clear_message(tmp_path, options, says):
+    with pytest.raises(SystemExit, match=says):
+        main(["audio", "--smoke", "--device", "cpu", "--out", str(tmp_path), *options])
+
+
+def test_ctrl_c_leaves_a_checkpoint_and_the_same_command_goes_on_exactly(tmp_path, monkeypatch, capsys):
+    command = ["audio", "--smoke", "--recipe", "turns-tail", "--device", "cpu", "--json", "--out"]
+    assert main([*command, str(tmp_path / "whole")]) == 0
+    step = Ensemble.train_step
+
+    def stopped(self):
+        if self.step == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(self)
+
+    monkeypatch.setattr(Ensemble, "train_step", stopped)
+    assert main([*command, str(tmp_path / "halves")]) == 130
+    assert (tmp_path / "halves/runs/ckda+turns-tail.checkpoint.pt").exists()
+    monkeypatch.setattr(Ensemble, "train_step", step)
+    assert main([*command, str(tmp_path / "halves")]) == 0
+    assert "resuming ckda+turns-tail at update 6" in capsys.readouterr().err
+    whole, halves = (torch.load(tmp_path / part / "runs/ckda+turns-tail.pt") for part in ("whole", "halves"))
+    for name, parameter in whole["parameters"].items():
+        assert torch.equal(parameter, halves["parameters"][name]), name
+    assert not (tmp_path / "halves/runs/ckda+turns-tail.checkpoint.pt").exists()
+
+
+def test_the_plain_recipe_is_the_papers():
+    plain = audio.recipe("plain")
+    assert plain.switches == (168, 335, 501, 668, 835)
+    assert [plain.length(n - 1) for n in (167, 168, 834, 835, 2500)] == [12, 16, 72, 136, 136]
+    assert plain.factor(249) == 1.0
+    assert plain.factor(2499) == pytest.approx(0.1)
+    assert (plain.steps, plain.batch, plain.lr_muon, plain.lr_adamw, plain.clip) == (2500, 64, 0.02, 3e-3, 1.0)
