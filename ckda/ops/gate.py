@@ -133,7 +133,9 @@ def gate_backward(
     if gate == "signed":
         # d log|alpha| / du = sign(u) 2 (1 - eps) s (1 - s) / |alpha|, s = sigmoid(-|u|)
         s = torch.sigmoid(torch.copysign(u, -1))
-        du = torch.addcmul(s, s, s, value=-1).div_(s.neg_().add_(0.5 / (1 - EPS))).mul_(dlog).mul_(u.sign())
+        # |alpha| by the very expression of gate_alpha: dlog holds it as a factor, and near u = 0 its rounding must cancel
+        du = torch.addcmul(s, s, s, value=-1).mul_(dlog).mul_(u.sign() * (2 * (1 - EPS)))
+        du.div_(torch.rsub(s, 1, alpha=2 * (1 - EPS)))
     elif gate == "sigmoid":
         s = torch.sigmoid(u)
         du = torch.addcmul(s, s, s, value=-1).mul_(dlog).mul_(-5)
