@@ -210,7 +210,7 @@ def complex_kda_step(
 
     extra = {"sign": at_time(sign), "erase": at_time(erase), "write": at_time(write), "initial_state": state}
     token = (at_time(q), at_time(k), at_time(v), at_time(g), at_time(beta))
-    call = _call(*token, **extra, output_final_state=True, **options)
+    call = _call(*token, **(extra | options), output_final_state=True)
     o, following = BACKENDS["reference"].forward(call)
     if inplace:
         following = state.copy_(following.detach())
