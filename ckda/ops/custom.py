@@ -117,6 +117,7 @@ def _vmap(info: Any, in_dims: tuple, *arguments: Any) -> tuple[list[Tensor], lis
     folded = {}
     for name, x, dim in zip(_TENSORS, rest[:num], in_dims[:num], strict=True):
         folded[name] = None if x is None else _fold(name, x, dim, R)
+    save = save or (torch.is_grad_enabled() and any(x.requires_grad for x in folded.values() if x is not None))
     outputs = torch.ops.ckda.complex_kda(*folded.values(), *rest[num:], save)
     o, state = outputs[0].unflatten(2, (R, -1)), outputs[1]
     state_dim = None
