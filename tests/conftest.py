@@ -18,5 +18,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> None:
+def _quiet() -> None:
+    """A fixed seed, and one thread: the shapes are tiny, and waiting threads take the cores from others."""
     torch.manual_seed(0)
+    torch.set_num_threads(1)
