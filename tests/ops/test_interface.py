@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch.func import vmap
@@ -227,7 +228,7 @@ def _counting(counts: list[tuple[str, int]]) -> Any:
         for op in ("complex_kda", "complex_kda_backward"):
             target = getattr(torch.ops.ckda, op).default
             counts.append((op, sum(node.target is target for node in graph.graph.nodes)))
-        return graph.forward
+        return make_boxed_func(graph.forward)
 
     return aot_autograd(fw_compiler=compiler, bw_compiler=compiler)
 

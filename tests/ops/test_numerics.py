@@ -8,7 +8,17 @@ from torch import Tensor
 
 from ckda import complex_kda, complex_kda_step
 from ckda.ops import BACKENDS, which_backend
-from ckda.ops.gate import EPS, GATES, beta_from_logit, evaluate_gate, gate_alpha, gate_backward
+from ckda.ops.gate import (
+    EPS,
+    GATES,
+    beta_from_logit,
+    beta_spread,
+    evaluate_gate,
+    gate_alpha,
+    gate_backward,
+    init_A_log,
+    init_dt_bias,
+)
 from tests.ops.common import (
     FLOAT64_TOLERANCE,
     Call,
@@ -263,6 +273,7 @@ def _log_alpha(gate: str, u: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("gate", GATES)
 def test_gate_formulas(gate: str) -> None:
+    """app:gauge: each gate by another expression of the same function, in float64, and float32 to its rounding."""
     u = torch.cat([-U.flip(0), U])[None]  # one head
     exact = _log_alpha(gate, u)
     got = evaluate_gate(gate, u)
@@ -308,6 +319,41 @@ def test_beta_ranges() -> None:
         beta = beta_from_logit(logit, beta_range)
         torch.testing.assert_close(beta, beta_range / (1 + torch.exp(-logit)), rtol=1e-14, atol=0.0)
         assert beta_from_logit(logit.bfloat16(), beta_range).dtype == torch.float32
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_initial_gates_decay_as_drawn(gate: str) -> None:
+    """app:initialization: at a zero projection |alpha| = exp(-dt), dt log-uniform in [1e-3, 0.1]; spread flips signs."""
+    A_log = init_A_log(gate, 8, torch.Generator().manual_seed(0))
+    bias = init_dt_bias(gate, A_log, 64, generator=torch.Generator().manual_seed(1))
+    got = evaluate_gate(gate, torch.zeros(8, 64), A_log, bias)
+    dt = -got.log
+    assert dt.min() >= 0.999e-3
+    assert dt.max() <= 0.1001
+    assert dt.log().mean().item() == pytest.approx(math.log(1e-2), abs=0.2)  # the middle of the logarithmic range
+    assert got.sign is None or bool((got.sign == 1).all())
+    if gate != "signed":
+        with pytest.raises(ValueError, match=gate):
+            init_dt_bias(gate, A_log, 64, spread=True)
+        return
+    assert not A_log.any()
+    spread = init_dt_bias(gate, A_log, 64, spread=True, generator=torch.Generator().manual_seed(1))
+    signs = evaluate_gate(gate, torch.zeros(8, 64), A_log, spread)
+    torch.testing.assert_close(signs.log, got.log)
+    assert signs.sign is not None
+    assert abs(signs.sign.float().mean().item()) < 0.15  # half of 512 flipped, to three standard deviations
+
+
+@pytest.mark.parametrize(("z_std", "gamma", "b0"), [(3**-0.5, 0.604, 1.038), (0.02 * 768**0.5, 0.608, 1.042)])
+def test_beta_spread(z_std: float, gamma: float, b0: float) -> None:
+    """app:initialization: the published constants, and that they do what they are for."""
+    got = beta_spread(z_std)
+    assert got == pytest.approx((gamma, b0), abs=1e-3)
+    z = z_std * torch.randn(400_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    spread, plain = 2 * torch.sigmoid(got[0] * z - got[1]), torch.sigmoid(z)
+    assert spread.std().item() == pytest.approx(plain.std().item(), rel=0.01)
+    counts = torch.histc(spread, 50, 0, 2)
+    assert 0.04 * (counts.argmax().item() + 0.5) == pytest.approx(0.5, abs=0.1)  # the mode
 
 
 # No leaks, no batch effects -------------------------------------------------------------------------------------------
@@ -363,7 +409,7 @@ def test_the_future_does_not_leak_in_packed_sequences(backend: str) -> None:
     "case",
     [
         pytest.param({"gate": "signed", "initial": True}, marks=_SIGMOID),
-        pytest.param({"gate": "softplus", "beta_range": None}, marks=_SIGMOID),
+        pytest.param({"gate": "softplus", "A_log": True}, marks=_SIGMOID),
         {"gate": None, "separate": True},
         {"gate": None, "beta_range": None, "initial": True},
     ],
