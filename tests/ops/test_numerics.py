@@ -439,7 +439,8 @@ def _rowwise(call: Call, backend: str, first_row: int = 0) -> dict[str, Tensor]:
         draws = [torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(row)) for row in rows]
         return torch.stack(draws).to(x.dtype)
 
-    names = [name for name, x in leaves.items() if isinstance(x, Tensor) and x.requires_grad]
+    shared = ("A_log", "dt_bias")  # their gradients are sums over the batch
+    names = [name for name, x in leaves.items() if isinstance(x, Tensor) and x.requires_grad and name not in shared]
     grads = torch.autograd.grad((o, state), [leaves[n] for n in names], (weight(o), weight(state)))
     return {"o": o.detach(), "state": state.detach()} | {"d" + n: x for n, x in zip(names, grads, strict=True)}
 
