@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
-PART   ?= tests
+PART   ?= tests ckda
 ARGS   ?=
 
 .PHONY: demo test lint bench docs clean

@@ -49,7 +49,9 @@ def _call(
         gate=gate,
         beta_range=beta_range,
         normalize_qk=normalize_qk,
-        scale=(q.shape[-1] ** -0.5 if isinstance(q, Tensor) and q.dim() else 1.0) if scale is None else float(scale),
+        scale=(max(q.shape[-1], 1) ** -0.5 if isinstance(q, Tensor) and q.dim() else 1.0)
+        if scale is None
+        else float(scale),
         output_final_state=output_final_state,
     )
     check_call(call)

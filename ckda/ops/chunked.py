@@ -80,7 +80,7 @@ class _Layout:
     def join(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """[B, HV, NC * C, D] -> [B, T, HV, D] in `dtype`, contiguous."""
         x = x[:, :, self.place] if self.packed else x[:, :, : self.T]
-        return x.transpose(1, 2).to(dtype, memory_format=torch.contiguous_format)
+        return x.transpose(1, 2).to(dtype).contiguous()
 
     def rows(self, *tensors: Tensor) -> "_Carry":
         """[M, ...] each -> [R, NC, ...]."""

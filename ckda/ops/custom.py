@@ -70,7 +70,9 @@ def _differentiable(call: Call) -> list[str]:
 @_backward.register_fake
 def _backward_fake(do: Tensor, dstate: Tensor | None, saved: list[Tensor], *arguments: Any) -> list[Tensor]:
     call, _ = _split_arguments(arguments)
-    return [torch.empty_like(getattr(call, name)) for name in _differentiable(call)]
+    return [
+        torch.empty_like(getattr(call, name), memory_format=torch.contiguous_format) for name in _differentiable(call)
+    ]
 
 
 def _refuse_second_derivative(ctx: Any, *grads: Any) -> Any:

@@ -26,11 +26,12 @@ def _check_shape(name: str, x: Tensor, axes: str, shape: Sequence[int]) -> None:
 
 def _check_main(call: Call) -> None:
     """q, k and v: ranks, widths, head counts; the other arguments are measured by them."""
-    for name in ("q", "k", "v", "g"):
+    required = ("q", "k", "v", "g")
+    for name in call._fields[: call._fields.index("gate")]:
         x = getattr(call, name)
-        if not isinstance(x, Tensor):
-            _fail(name, type(x).__name__, "a tensor")
-        if x.dim() != 4:
+        if not isinstance(x, Tensor) and (x is not None or name in required):
+            _fail(name, type(x).__name__, "a tensor" if name in required else "a tensor or None")
+        if name in required and x.dim() != 4:
             _fail(f"the rank of {name}", f"{x.dim()} (shape {list(x.shape)})", "4: [B, T, heads, width]")
     B, T, H, K = call.q.shape
     if min(call.q.shape) < 1:

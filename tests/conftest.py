@@ -1,0 +1,24 @@
+"""What all tests share: the marker `gpu`, few threads, a fixed seed."""
+
+import pytest
+import torch
+from hypothesis import settings
+
+# no deadline: the machines are shared; no database: a run depends on the code alone
+settings.register_profile("ckda", deadline=None, database=None, derandomize=True, max_examples=50)
+settings.load_profile("ckda")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    """A fixed seed, and one thread: the shapes are tiny, and waiting threads take the cores from others."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)

@@ -1,0 +1,325 @@
+"""One generator of calls, one runner, one rule: what every test of the operator is made of.
+
+A call is a dictionary of the arguments of `complex_kda`. The oracle is the reference backend on the same, already rounded,
+arguments in float64.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from ckda import complex_kda
+
+DIFFERENTIABLE = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "erase", "write", "initial_state")
+FLOAT64_TOLERANCE = 1e-10
+
+Call = dict[str, Any]
+Results = dict[str, Tensor]
+
+
+def make_call(
+    B: int = 2,
+    T: int = 17,
+    H: int = 2,
+    HV: int | None = None,
+    K: int = 4,
+    V: int = 3,
+    *,
+    dtype: torch.dtype = torch.float64,
+    gate_dtype: torch.dtype | None = None,
+    gate: str | None = "signed",
+    sign: bool = True,
+    A_log: bool = False,
+    dt_bias: bool = False,
+    beta_range: int | None = 2,
+    separate: bool = False,
+    normalize_qk: bool = True,
+    initial: bool = False,
+    cu_seqlens: Sequence[int] | None = None,
+    scale: float | None = None,
+    device: str = "cpu",
+    seed: int = 0,
+) -> Call:
+    """The arguments of one call, drawn in float64 and rounded to their dtypes.
+
+    The transitions are non-expansive (to rounding) but include the hard values: given gates of exactly +-1, 0 and e^-30,
+    a signed gate at u = 0, a repeated key, beta = 0 and 2. `gate_dtype` is that of g, beta, erase, write (default: dtype).
+    """
+    HV = H if HV is None else HV
+    gate_dtype = dtype if gate_dtype is None else gate_dtype
+    state_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    random = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random, dtype=torch.float64)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=random, dtype=torch.float64)
+
+    def rare(*shape: int) -> Tensor:
+        return uniform(*shape) < 0.1
+
+    q, k, v = normal(B, T, H, K), normal(B, T, H, K), normal(B, T, HV, V)
+    k[:, 1::5] = k[:, ::5][:, : k[:, 1::5].shape[1]]
+    # as a unit key rounded to half precision would be, a little below one
+    k = 3 * k if normalize_qk else 0.97 * k / k.norm(dim=-1, keepdim=True)
+    call: Call = {"q": q.to(dtype), "k": k.to(dtype), "v": v.to(dtype)}
+    shape = (B, T, HV, K)
+    if gate is None:
+        g = torch.where(rare(*shape), -30.0, -0.3 * normal(*shape).abs())
+        g = g.masked_fill(rare(*shape), 0.0).masked_fill(rare(*shape), -math.inf)
+    else:
+        g = (2 * normal(*shape)).masked_fill(rare(*shape), 0.0)
+    call["g"] = g.to(gate_dtype)
+    if gate is None and sign:
+        call["sign"] = (1 - 2 * (uniform(*shape) < 0.5).to(torch.int8)).to(torch.int8)
+    if gate is not None and A_log:
+        call["A_log"] = (0.3 * normal(HV)).to(state_dtype)
+    if gate is not None and dt_bias:
+        call["dt_bias"] = normal(HV * K).to(state_dtype)
+    call["gate"] = gate
+    if separate:
+        call["beta"] = None
+        call["erase"], call["write"] = uniform(*shape).to(gate_dtype), normal(B, T, HV, V).to(gate_dtype)
+    elif beta_range is None:
+        beta = 2 * uniform(B, T, HV)
+        call["beta"] = beta.masked_fill(rare(B, T, HV), 2.0).masked_fill(rare(B, T, HV), 0.0).to(gate_dtype)
+    else:
+        call["beta"] = (2 * normal(B, T, HV)).to(gate_dtype)
+        call["beta_range"] = beta_range
+    call["normalize_qk"] = normalize_qk
+    if scale is not None:
+        call["scale"] = scale
+    N = B if cu_seqlens is None else len(cu_seqlens) - 1
+    if initial:
+        call["initial_state"] = normal(N, HV, K, V).to(state_dtype)
+    if cu_seqlens is not None:
+        call["cu_seqlens"] = torch.tensor(list(cu_seqlens), dtype=torch.int32)
+    return {name: x.to(device) if isinstance(x, Tensor) else x for name, x in call.items()}
+
+
+def cast(call: Call, dtype: torch.dtype) -> Call:
+    """The same call with every floating tensor in `dtype`: no value changes when `dtype` is wider."""
+    return {n: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for n, x in call.items()}
+
+
+def slice_batch(call: Call, rows: slice) -> Call:
+    """Some sequences of a batch."""
+    shared = ("A_log", "dt_bias")
+    return {n: x[rows] if isinstance(x, Tensor) and n not in shared else x for n, x in call.items()}
+
+
+def slice_time(call: Call, times: slice) -> Call:
+    """Some tokens of a call; the initial state stays as it is."""
+    shared = ("A_log", "dt_bias", "initial_state")
+    return {n: x[:, times] if isinstance(x, Tensor) and n not in shared else x for n, x in call.items()}
+
+
+def member(call: Call, n: int) -> Call:
+    """The n-th sequence of a packed call, as a call of its own."""
+    start, end = call["cu_seqlens"].tolist()[n : n + 2]
+    alone = slice_time({name: x for name, x in call.items() if name != "cu_seqlens"}, slice(start, end))
+    if "initial_state" in alone:
+        alone["initial_state"] = alone["initial_state"][n : n + 1]
+    return alone
+
+
+def _loss(o: Tensor, state: Tensor, outputs: str, seed: int) -> Tensor:
+    """A random linear form of o and the final state, with coefficients that half precision holds exactly."""
+    random = torch.Generator().manual_seed(seed)
+
+    def weight(x: Tensor) -> Tensor:
+        return torch.randn(x.shape, generator=random).bfloat16().to(x.device, x.dtype)
+
+    do, dstate = weight(o), weight(state)
+    loss = state.new_zeros(())
+    if "o" in outputs:
+        loss = loss + (o * do).to(state.dtype).sum()
+    if "s" in outputs:
+        loss = loss + (state * dstate).sum()
+    return loss
+
+
+def run(
+    call: Call,
+    backend: str | Callable[[Call], tuple[Tensor, Tensor]] = "reference",
+    outputs: str = "os",
+    gradients: bool = True,
+    seed: int = 1,
+) -> Results:
+    """o, state, and dX for every floating argument X, of a random linear form of `outputs` (o, the state s, or both).
+
+    `backend` is a name, or a function of the call.
+    """
+    leaves = dict(call)
+    for name in DIFFERENTIABLE:
+        if leaves.get(name) is not None:
+            leaves[name] = leaves[name].detach().clone().requires_grad_(gradients)
+    if callable(backend):
+        o, state = backend(leaves)
+    else:
+        o, state = complex_kda(**leaves, output_final_state=True, backend=backend)
+    results = {"o": o.detach(), "state": state.detach()}
+    if gradients:
+        names = [name for name in DIFFERENTIABLE if leaves.get(name) is not None]
+        inputs = [leaves[name] for name in names]
+        grads = torch.autograd.grad(_loss(o, state, outputs, seed), inputs, allow_unused=True)
+        for name, x, grad in zip(names, inputs, grads, strict=True):
+            results["d" + name] = torch.zeros_like(x) if grad is None else grad
+    return results
+
+
+class Excess(NamedTuple):
+    """An error by the 2x rule: `ratio` is error / (plain + floor / 2), so that the rule is ratio <= 2."""
+
+    name: str
+    ratio: float
+    error: float
+    plain: float
+    floor: float
+
+
+def _largest(x: Tensor) -> float:
+    return x.abs().max().item() if x.numel() else 0.0
+
+
+def _size(name: str, exact: Results) -> float:
+    """The largest entry, or a millionth of the largest of all: what has decayed below that counts as zero."""
+    return max(_largest(exact[name]), 1e-6 * max(map(_largest, exact.values())))
+
+
+def _floors(call: Call, oracle: Results, results: Results) -> dict[str, float]:
+    """What two correct results may differ by, whatever made them: one rounding of the largest entry to the own dtype.
+
+    dA_log and ddt_bias are sums over the whole call, often a single number whose plain error may vanish by luck: their
+    floor is two roundings of a typical partial sum, the root of the sum of the squared terms.
+    """
+    floors = {name: torch.finfo(results[name].dtype).eps * _size(name, oracle) for name in oracle}
+    if {"dA_log", "ddt_bias"} & set(oracle):
+        dg, g = oracle["dg"].double(), call["g"].double()
+        HV, K = dg.shape[2:]
+        x = g + call["dt_bias"].double().view(HV, K) if call.get("dt_bias") is not None else g
+        along = softplus(x) / torch.sigmoid(x) if call["gate"] == "softplus" else x  # dA_log is the sum of dg * along
+        terms = {"ddt_bias": dg.square().sum((0, 1)), "dA_log": (dg * along).square().sum((0, 1, 3))}
+        for name in terms.keys() & oracle.keys():
+            floors[name] = max(floors[name], 2 * torch.finfo(results[name].dtype).eps * _largest(terms[name].sqrt()))
+    return floors
+
+
+def double_rule(calls: Sequence[Call], backend: str, outputs: str = "os") -> list[Excess]:
+    """The 2x rule for every output and gradient: max|x - oracle| <= 2 max|plain - oracle| + floor.
+
+    `plain` is the reference with float32 state, the oracle the reference in float64 on the same values. The calls are
+    draws of one case, and the rule is on the root mean square over the draws: one plain error may be small by luck.
+    """
+    draws: dict[str, list[tuple[float, float, float]]] = {}
+    for call in calls:
+        oracle = run(cast(call, torch.float64), outputs=outputs)
+        results, plain = run(call, backend, outputs), run(call, "reference", outputs)
+        floors = _floors(call, oracle, results)
+        for name, exact in oracle.items():
+            got, base = results[name], plain[name]
+            assert got.dtype == base.dtype, f"{name} is {got.dtype}, and {base.dtype} in the reference"
+            assert got.shape == exact.shape, f"{name} is {list(got.shape)}, and {list(exact.shape)} in the reference"
+            assert torch.isfinite(got).all(), f"{name} is not finite"
+            errors = (_largest(got.double() - exact), _largest(base.double() - exact), floors[name])
+            draws.setdefault(name, []).append(errors)
+    excesses = []
+    for name, rows in draws.items():
+        error, reference, floor = (math.hypot(*column) / math.sqrt(len(rows)) for column in zip(*rows, strict=True))
+        allowed = reference + floor / 2
+        excesses.append(
+            Excess(name, error / allowed if allowed else math.inf if error else 0.0, error, reference, floor)
+        )
+    return excesses
+
+
+def check_double_rule(calls: Sequence[Call], backend: str, outputs: str = "os", factor: float = 2) -> None:
+    """Hold the backend to the 2x rule on some draws of a case."""
+    broken = [excess for excess in double_rule(calls, backend, outputs) if excess.ratio > factor]
+    assert not broken, f"the 2x rule is broken: {broken}"
+
+
+def relative_errors(results: Results, exact: Results) -> dict[str, float]:
+    """max|got - exact| / max|exact| of every tensor of `exact`, less one rounding where the result's dtype is narrower."""
+    errors = {}
+    for name, x in exact.items():
+        got = results[name]
+        assert got.shape == x.shape, f"{name} is {list(got.shape)}; it should be {list(x.shape)}"
+        error = (got.double() - x.double()).abs().max().item() if x.numel() else 0.0
+        size = _size(name, exact)
+        rounding = 0.0 if got.dtype == torch.float64 else torch.finfo(got.dtype).eps
+        errors[name] = max(0.0, (error / size if size else error) - rounding) if math.isfinite(error) else math.inf
+    return errors
+
+
+def assert_close(results: Results, exact: Results, tolerance: float) -> None:
+    """Every tensor of `exact` within a relative tolerance and its own rounding."""
+    broken = {name: error for name, error in relative_errors(results, exact).items() if error > tolerance}
+    assert not broken, f"relative errors above {tolerance}: {broken}"
+
+
+def assert_same_bits(results: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> None:
+    """Every tensor of `exact` equal to the last bit."""
+    different = [name for name, x in exact.items() if not torch.equal(results[name], x)]
+    assert not different, f"these differ in bits: {different}"
+
+
+# The recurrence, written out ------------------------------------------------------------------------------------------
+
+
+def _written_out_gate(call: Call, HV: int, K: int) -> Tensor:
+    """alpha by the formulas of the contract, in the plainest form."""
+    g, gate = call["g"], call["gate"]
+    if gate is None:
+        alpha = torch.exp(g)
+        return alpha if call.get("sign") is None else alpha * call["sign"]
+    rate = call["A_log"].exp().view(HV, 1) if call.get("A_log") is not None else g.new_ones(HV, 1)
+    x = g + call["dt_bias"].view(HV, K) if call.get("dt_bias") is not None else g
+    u = rate * x
+    if gate == "signed":
+        eps = math.exp(-5)
+        return torch.where(u < 0, -1.0, 1.0) * (eps + (1 - eps) * torch.tanh(u / 2).abs())
+    if gate == "sigmoid":
+        return torch.exp(-5 / (1 + torch.exp(-u)))
+    return torch.exp(-rate * torch.log1p(torch.exp(x)))
+
+
+def written_out(call: Call) -> tuple[Tensor, Tensor]:
+    """The contract as dense matrices, one sequence and token at a time: what the reference itself is held to."""
+    q, k, v = call["q"], call["k"], call["v"]
+    B, T, H, K = q.shape
+    HV, V = v.shape[2:]
+    if call["normalize_qk"]:
+        q, k = (torch.where(x.norm(dim=-1, keepdim=True) > 0, x / x.norm(dim=-1, keepdim=True), x) for x in (q, k))
+    alpha = _written_out_gate(call, HV, K)
+    beta = call["beta"]
+    if call.get("beta_range") is not None:
+        beta = call["beta_range"] / (1 + torch.exp(-beta))
+    scale = call["scale"] if call.get("scale") is not None else 1 / math.sqrt(K)
+    spans = [(0, T)] if call.get("cu_seqlens") is None else list(pairwise(call["cu_seqlens"].tolist()))
+    start = call.get("initial_state")
+    if start is None:
+        start = q.new_zeros(B * len(spans), HV, K, V)
+    heads = [j // (HV // H) for j in range(HV)]
+    eye = torch.eye(K, dtype=q.dtype)
+    outputs, states = [], []
+    for b in range(B):
+        for begin, end in spans:
+            S = start[len(states)]  # [HV, K, V]
+            for t in range(begin, end):
+                key, value = k[b, t, heads], v[b, t]
+                if beta is None:
+                    erased, written = call["erase"][b, t] * key, call["write"][b, t] * value
+                else:
+                    erased, written = beta[b, t, :, None] * key, beta[b, t, :, None] * value
+                transition = (eye - key[:, :, None] * erased[:, None, :]) @ torch.diag_embed(alpha[b, t])
+                S = transition @ S + key[:, :, None] * written[:, None, :]
+                outputs.append(scale * (S.mT @ q[b, t, heads][:, :, None]).squeeze(-1))
+            states.append(S)
+    return torch.stack(outputs).view(B, T, HV, V), torch.stack(states)

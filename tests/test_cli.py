@@ -1,0 +1,110 @@
+"""The command: exit statuses, the table of verbs, and what it says when a package is missing."""
+
+import argparse
+import sys
+import types
+from collections.abc import Callable
+
+import pytest
+
+from ckda import cli
+
+
+def _verb(monkeypatch: pytest.MonkeyPatch, run: Callable[[argparse.Namespace], int | None]) -> None:
+    """A verb `try` whose module is made here."""
+    module = types.ModuleType("tried")
+    module.add_arguments = lambda parser: cli.add_common_arguments(parser, "runs/try")  # type: ignore[attr-defined]
+    module.run = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tried", module)
+    monkeypatch.setitem(cli.VERBS, "try", ("tried", "demo", "one line of help"))
+
+
+@pytest.mark.parametrize("argv", [[], ["unknown"], ["--unknown"], ["try", "--unknown"], ["try", "--seed", "x"]])
+def test_wrong_words_exit_with_two(
+    argv: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _verb(monkeypatch, lambda args: 0)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(argv)
+    assert stop.value.code == 2
+    assert "usage: ckda" in capsys.readouterr().err
+
+
+def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    assert all(verb in text for verb in cli.VERBS)
+
+
+def test_help_of_a_verb_shows_the_common_arguments(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _verb(monkeypatch, lambda args: 0)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["try", "--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    assert all(word in text for word in ("--out", "runs/try", "--device", "--seed", "--smoke", "--json"))
+
+
+@pytest.mark.parametrize(("status", "expected"), [(None, 0), (0, 0), (3, 3)])
+def test_the_verbs_status_is_the_commands(status: int | None, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[argparse.Namespace] = []
+
+    def run(args: argparse.Namespace) -> int | None:
+        seen.append(args)
+        return status
+
+    _verb(monkeypatch, run)
+    assert cli.main(["try", "--seed", "7", "--smoke"]) == expected
+    assert (seen[0].seed, seen[0].smoke, seen[0].json, seen[0].out) == (7, True, False, "runs/try")
+
+
+def test_a_missing_package_names_the_extra(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(args: argparse.Namespace) -> int:
+        raise ModuleNotFoundError("No module named 'rich'", name="rich")
+
+    _verb(monkeypatch, run)
+    assert cli.main(["try"]) == 2
+    message = capsys.readouterr().err
+    assert "'rich'" in message
+    assert "ckda[demo]" in message
+    assert "try" in message
+
+
+def test_a_module_of_our_own_that_is_missing_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(args: argparse.Namespace) -> int:
+        raise ModuleNotFoundError("No module named 'ckda.gone'", name="ckda.gone")
+
+    _verb(monkeypatch, run)
+    with pytest.raises(ModuleNotFoundError):
+        cli.main(["try"])
+
+
+def test_an_interrupt_exits_with_130(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(args: argparse.Namespace) -> int:
+        raise KeyboardInterrupt
+
+    _verb(monkeypatch, run)
+    assert cli.main(["try"]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_devices() -> None:
+    assert cli.pick_device("cpu") == "cpu"
+    assert cli.pick_device("auto") in ("cpu", "cuda", "mps")
+    import torch
+
+    if not torch.cuda.is_available():
+        with pytest.raises(SystemExit, match="cuda"):
+            cli.pick_device("cuda")
+
+
+def test_every_extra_of_a_verb_exists() -> None:
+    import tomllib
+    from pathlib import Path
+
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert {extra for _, extra, _ in cli.VERBS.values()} <= set(project["optional-dependencies"])
