@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ckda.ops.gate import beta_from_logit, gate_alpha, gate_backward
+from ckda.ops.gate import beta_from_logit, gate_alpha, gate_backward, sigmoid
 
 __all__ = ["Call", "Gradients", "Norms", "Prepared", "Raw", "prepare", "prepare_backward"]
 
@@ -187,7 +187,7 @@ def prepare_backward(
         assert raw.beta is not None
         dbeta = dx.rate
         if call.beta_range is not None:
-            dbeta = dbeta * call.beta_range * torch.sigmoid(raw.beta) * torch.sigmoid(-raw.beta)
+            dbeta = dbeta * call.beta_range * sigmoid(raw.beta) * sigmoid(-raw.beta)
     dq, dk = _sum_groups(dx.q, call.group), _sum_groups(dk, call.group)
     if norms is not None:
         first = slice(None, None, call.group)

@@ -74,7 +74,10 @@ class Decayed:
         raise NotImplementedError
 
     def backward(self, dscores: Tensor, dG: Tensor, carried: DecayedGrads | None) -> TokenGrads:
-        """The adjoint of :meth:`scores` and of the four decayed tensors; only j <= i of dscores and j < i of dG are read; both are overwritten."""
+        """The adjoint of :meth:`scores` and of the four decayed tensors.
+
+        Only j <= i of dscores and j < i of dG are read; both are overwritten.
+        """
         raise NotImplementedError
 
     def _diagonal(self, scores: Tensor) -> None:

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid, softplus
 
 __all__ = [
     "EPS",
@@ -22,6 +21,7 @@ __all__ = [
     "gate_backward",
     "init_A_log",
     "init_dt_bias",
+    "sigmoid",
 ]
 
 #: the gates by name: `signed` is CKDA's, `sigmoid` the bounded (safe) one of KDA, `softplus` the classic one
@@ -62,9 +62,32 @@ def _wide(g: Tensor) -> Tensor:
     return g if g.dtype == torch.float64 else g.float()
 
 
+def sigmoid(x: Tensor) -> Tensor:
+    """The logistic function by exp(-|x|): accurate on both sides, and the same bits wherever in a tensor x stands.
+
+    torch.sigmoid and softplus round the last few numbers of a CPU tensor otherwise than the rest; torch.exp does not.
+
+    Example:
+        >>> sigmoid(torch.tensor([-100.0, 0.0, 100.0]))
+        tensor([3.7835e-44, 5.0000e-01, 1.0000e+00])
+    """
+    e = torch.exp(torch.where(x < 0, x, -x))
+    return torch.where(x < 0, e, 1) / (1 + e)
+
+
+def _small_sigmoid(u: Tensor) -> Tensor:
+    """sigmoid(-|u|), which keeps the digits of 1 - |alpha|; its gradient at u = 0 is zero."""
+    e = torch.exp(torch.copysign(u, -1))
+    return e / (1 + e)
+
+
+def _softplus(x: Tensor) -> Tensor:
+    return torch.where(x < 0, 0, x) + torch.log1p(torch.exp(torch.where(x < 0, x, -x)))
+
+
 def _log_signed(u: Tensor) -> Tensor:
     """log(eps + (1 - eps)|tanh(u/2)|), by the form that keeps its digits: log1p far from zero, log near it."""
-    far = torch.log1p(-(1 - EPS) * 2 * torch.sigmoid(-u.abs()))
+    far = torch.log1p(-(1 - EPS) * 2 * _small_sigmoid(u))
     near = torch.log(EPS + (1 - EPS) * torch.tanh(u / 2).abs())
     return torch.where(u.abs() > 1, far, near)
 
@@ -95,9 +118,9 @@ def evaluate_gate(
     if gate == "signed":
         return Gate(_log_signed(u), 1 - 2 * (u < 0).to(torch.int8))
     if gate == "sigmoid":
-        return Gate(-5 * torch.sigmoid(u), None)
+        return Gate(-5 * sigmoid(u), None)
     if gate == "softplus":
-        return Gate(-rate * softplus(u / rate), None)
+        return Gate(-rate * _softplus(u / rate), None)
     raise ValueError(f"gate is {gate!r}; it may be one of {', '.join(map(repr, GATES))}")
 
 
@@ -115,7 +138,7 @@ def gate_alpha(
     g = _wide(g)
     rate, shift = _affine(A_log, dt_bias, g, head_axis)
     u = torch.addcmul(shift, g, rate)
-    s = torch.sigmoid(torch.copysign(u, -1))  # sigmoid(-|u|) keeps the digits of 1 - |alpha|
+    s = _small_sigmoid(u)
     return torch.copysign(torch.rsub(s, 1, alpha=2 * (1 - EPS)), u)
 
 
@@ -132,21 +155,21 @@ def gate_backward(
     u = torch.addcmul(shift, g, rate)
     if gate == "signed":
         # d log|alpha| / du = sign(u) 2 (1 - eps) s (1 - s) / |alpha|, s = sigmoid(-|u|)
-        s = torch.sigmoid(torch.copysign(u, -1))
+        s = _small_sigmoid(u)
         # |alpha| by the very expression of gate_alpha: dlog holds it as a factor, and near u = 0 its rounding must cancel
         du = torch.addcmul(s, s, s, value=-1).mul_(dlog).mul_(u.sign() * (2 * (1 - EPS)))
         du.div_(torch.rsub(s, 1, alpha=2 * (1 - EPS)))
     elif gate == "sigmoid":
-        s = torch.sigmoid(u)
+        s = sigmoid(u)
         du = torch.addcmul(s, s, s, value=-1).mul_(dlog).mul_(-5)
     else:
         x = u / rate
-        du = torch.sigmoid(x).mul_(dlog).neg_()
+        du = sigmoid(x).mul_(dlog).neg_()
     dg = du * rate
     others = tuple(axis for axis in range(g.dim()) if axis not in (g.dim() + head_axis, g.dim() - 1))
     dA_log = None
     if A_log is not None:
-        dlog_rate = -rate * softplus(x) * dlog if gate == "softplus" else du * u
+        dlog_rate = -rate * _softplus(x) * dlog if gate == "softplus" else du * u
         dA_log = dlog_rate.sum((*others, -1)).to(A_log.dtype)
     return dg, dA_log, None if dt_bias is None else dg.sum(others).flatten().to(dt_bias.dtype)
 
@@ -158,7 +181,7 @@ def beta_from_logit(logit: Tensor, beta_range: int) -> Tensor:
         >>> beta_from_logit(torch.tensor([0.0, 40.0]), 2)
         tensor([1., 2.])
     """
-    return beta_range * torch.sigmoid(logit if logit.dtype == torch.float64 else logit.float())
+    return beta_range * sigmoid(_wide(logit))
 
 
 # Initialisation (app:initialization) ------------------------------------------------------------------------------
@@ -244,6 +267,6 @@ def _sigmoid_std(shift: float, std: float) -> float:
     """Standard deviation of sigmoid(std * n - shift), n normal, on a fine grid."""
     n = torch.linspace(-10, 10, 20001, dtype=torch.float64)
     weight = torch.softmax(-n * n / 2, 0)
-    value = torch.exp(logsigmoid(std * n - shift))
+    value = sigmoid(std * n - shift)
     mean = (weight * value).sum()
     return float((weight * (value - mean) ** 2).sum().sqrt())

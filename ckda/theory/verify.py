@@ -40,9 +40,9 @@ def select(names: Sequence[str], claims: Mapping[str, Claim]) -> list[str]:
     """The labels meant by `names`: a label, or the beginning of several up to a '/'; none: all of them.
 
     Example:
-        >>> here = dict.fromkeys(["thm:a/x", "thm:a/y", "thm:ab"])
-        >>> select(["thm:a"], here)
-        ['thm:a/x', 'thm:a/y']
+        >>> here = dict.fromkeys(["a/x", "a/y", "ab"])
+        >>> select(["a"], here)
+        ['a/x', 'a/y']
     """
     if not names:
         return list(claims)

@@ -86,7 +86,7 @@ def test_an_interrupted_run_is_resumed(registry, tmp_path, monkeypatch):
 
 
 def test_unknown_names_and_useless_options_say_so(tmp_path, capsys):
-    assert main(["theory", "verify", "thm:complex_eigenvalue", "--out", str(tmp_path)]) == 2
+    assert main(["theory", "verify", "complex_eigenvalue", "--out", str(tmp_path)]) == 2
     assert "thm:complex_eigenvalues" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="CPU"):
         main(["theory", "list", "--device", "cuda"])
