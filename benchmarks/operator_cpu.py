@@ -102,8 +102,8 @@ def main() -> None:
         row = compare(shape, options.repeats) | {"target": target}
         result["shapes"][name] = row
         print(
-            f"{name:24s} chunked {row['chunked']['p50'] * 1e3:6.1f} ms, faster than the reference {row['ratio to reference']:.1f} times, "
-            f"than an indexed loop {row['ratio to indexed loop']:.1f} times (target {target:g})"
+            f"{name:24s} chunked {row['chunked']['p50'] * 1e3:6.1f} ms, {row['ratio to reference']:.1f} times faster than the "
+            f"reference, than an indexed loop {row['ratio to indexed loop']:.1f} times (target {target:g})"
         )
     memory = {T: peak_memory(T) for T in (2048, 8192)}
     result["memory"] = {"bytes": memory, "ratio": memory[8192] / memory[2048], "target": 4.4}

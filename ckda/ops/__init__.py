@@ -49,13 +49,20 @@ def _call(
         gate=gate,
         beta_range=beta_range,
         normalize_qk=normalize_qk,
-        scale=(max(q.shape[-1], 1) ** -0.5 if isinstance(q, Tensor) and q.dim() else 1.0)
-        if scale is None
-        else float(scale),
+        scale=_scale(scale, q),
         output_final_state=output_final_state,
     )
     check_call(call)
     return call
+
+
+def _scale(scale: float | None, q: Tensor) -> float:
+    if scale is None:
+        width = q.shape[-1] if isinstance(q, Tensor) and q.dim() else 0
+        return width**-0.5 if width else 1.0
+    if isinstance(scale, bool) or not isinstance(scale, int | float):
+        raise ValueError(f"scale is {scale!r}; it must be a number, or None for K ** -0.5")
+    return float(scale)
 
 
 def complex_kda(
@@ -131,7 +138,7 @@ def complex_kda(
         output_final_state=output_final_state,
         cu_seqlens=cu_seqlens,
     )
-    if q.device.type == "cpu" and not torch.compiler.is_compiling():
+    if q.device.type == "cpu" and not torch.compiler.is_compiling() and not _mapped(call):
         check_values(call)
     chosen = choose(backend, call).backend
     if chosen.backward is None:
@@ -139,6 +146,11 @@ def complex_kda(
     else:
         o, state = custom.apply(call, chosen.name)
     return o, state if output_final_state else None
+
+
+def _mapped(call: Call) -> bool:
+    """Whether vmap is at work, so that values cannot be read."""
+    return any(isinstance(x, Tensor) and torch._C._functorch.is_batchedtensor(x) for x in call)
 
 
 def which_backend(*args: Any, backend: str = "auto", **options: Any) -> Choice:
@@ -196,19 +208,21 @@ def complex_kda_step(
         >>> o.shape, state.shape
         (torch.Size([1, 2, 4]), torch.Size([1, 2, 4, 4]))
     """
-    for name in ("initial_state", "output_final_state", "cu_seqlens"):
+    for name in ("initial_state", "output_final_state", "cu_seqlens", "backend"):
         if name in options:
             raise ValueError(
                 f"{name} is given to complex_kda_step; it must not be: one token goes from `state` to the next"
             )
     for name, x, rank in (("q", q, 3), ("k", k, 3), ("v", v, 3), ("g", g, 3), ("state", state, 4)):
+        if not isinstance(x, Tensor):
+            raise ValueError(f"{name} is {x!r}; it must be a tensor")
         if x.dim() != rank:
             raise ValueError(f"the rank of {name} is {x.dim()} (shape {list(x.shape)}); it must be {rank} in one step")
     if inplace and torch.is_grad_enabled() and state.requires_grad:
         raise ValueError("state requires a gradient; it must not with inplace=True")
 
     def at_time(x: Tensor | None) -> Any:
-        return None if x is None else x.unsqueeze(1)
+        return x.unsqueeze(1) if isinstance(x, Tensor) else x
 
     call = _call(
         at_time(q),

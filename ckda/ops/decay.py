@@ -5,7 +5,7 @@ for j < i, and q, a, k decayed to its start or end. Signs are part of Gamma and 
 of the gate is taken, so alpha = +-1 is exact.
 
 :class:`Quotients` takes Gamma_i / Gamma_j = Gamma_i * (1 / Gamma_j) literally, in float64, as one matrix product. That is
-right while nothing leaves float64's range: |alpha| >= e^-5 over 64 tokens is 1e-139 at the least. So it serves the
+right while nothing leaves float64's range: |alpha| >= e^-5 over 32 tokens is 1e-70 at the least. So it serves the
 bounded gates.
 
 :class:`Halves` serves every gate, alpha = 0 included. For i in the right and j in the left half of a block the quotient is

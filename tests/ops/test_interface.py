@@ -468,3 +468,26 @@ def test_inputs_are_left_alone(backend: str) -> None:
     (o.sum() + state.sum()).backward()
     for name, x in before.items():
         assert torch.equal(x, call[name].detach()), name
+
+
+def test_step_refuses_what_is_no_tensor_or_no_option() -> None:
+    x, state = torch.zeros(1, 2, 4), torch.zeros(1, 2, 4, 4)
+    with pytest.raises(ValueError, match="beta is 2.0"):
+        complex_kda_step(x, x, x, x, 2.0, state)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="state is None"):
+        complex_kda_step(x, x, x, x, x[..., 0], None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="backend is given"):
+        complex_kda_step(x, x, x, x, x[..., 0], state, backend="chunked")
+    with pytest.raises(ValueError, match="scale is 'x'"):
+        complex_kda_step(x, x, x, x, x[..., 0], state, scale="x")
+
+
+def test_vmap_over_signs() -> None:
+    x = torch.randn(1, 9, 2, 4)
+    signs = (torch.randint(2, (3, 1, 9, 2, 4)) * 2 - 1).to(torch.int8)
+
+    def one(sign: torch.Tensor) -> torch.Tensor:
+        return complex_kda(x, x, x, -x.abs(), x[..., 0], sign=sign, normalize_qk=True)[0]
+
+    mapped = torch.func.vmap(one)(signs)
+    torch.testing.assert_close(mapped, torch.stack([one(sign) for sign in signs]))

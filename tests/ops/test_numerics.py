@@ -85,12 +85,9 @@ def test_orthogonal_for_long_from_half_precision_keys(dtype: torch.dtype, backen
 
 
 @pytest.mark.parametrize("backend", FAST)
-@pytest.mark.parametrize(("K", "V", "factor"), [(16, 16, 2), (64, 40, 5)])
-def test_equal_keys_at_beta_two_have_gradients(K: int, V: int, factor: float, backend: str) -> None:
-    """All keys equal, beta = 2, alpha = +-1: the triangular system's worst case, forward and backward.
-
-    In chunks of 64 the gate's gradient is allowed 5x: its terms cancel more than the recurrence's.
-    """
+@pytest.mark.parametrize(("K", "V"), [(16, 16), (64, 40)])
+def test_equal_keys_at_beta_two_have_gradients(K: int, V: int, backend: str) -> None:
+    """All keys equal, beta = 2, alpha = +-1: the triangular system's worst case, forward and backward."""
     calls = []
     for seed in (0, 1):
         call = make_call(
@@ -98,7 +95,7 @@ def test_equal_keys_at_beta_two_have_gradients(K: int, V: int, factor: float, ba
         )
         call.update(k=call["k"][:, :1].expand(2, 150, 2, K), g=torch.zeros_like(call["g"]))
         calls.append(dict(call, beta=torch.full_like(call["beta"], 2.0)))
-    broken = [e for e in double_rule(calls, backend) if e.ratio > (factor if e.name == "dg" else 2)]
+    broken = [e for e in double_rule(calls, backend) if e.ratio > 2]
     assert not broken, broken
     exact = cast(calls[0], torch.float64)
     assert_close(run(exact, backend), run(exact), FLOAT64_TOLERANCE)
