@@ -7,6 +7,7 @@ missing and draws everything that is there.
 
 import argparse
 import io
+import json
 import math
 import sys
 import time
@@ -25,7 +26,17 @@ from ckda.cli import add_common_arguments, pick_device
 from ckda.models.audio import ARMS, build
 from ckda.record import environment, read_json, write_bytes, write_json
 from ckda.report import Page
-from ckda.report.audio import PUBLISHED, continuation_figure, label, players, rows
+from ckda.report.audio import (
+    PUBLISHED,
+    beyond_figure,
+    continuation_figure,
+    label,
+    markdown,
+    plain_part,
+    players,
+    rows,
+)
+from ckda.report.audio_records import collect, write_compact
 from ckda.report.page import png_of
 from ckda.tasks.audio import (
     BPM,
@@ -59,6 +70,7 @@ RECIPES: dict[str, tuple[dict[str, Any], bool]] = {
     "turns-tail": (_LATE | {"penalties": {"closure": 0.1, "turns": 0.1}}, True),
     "turns-tail-strong": (_LATE | {"penalties": {"closure": 1.0, "turns": 1.0}}, True),
 }
+_LONG = ("windows", "losses", "key")  # what audio.json leaves to runs/NAME.json when runs are collected
 _SAVE_EVERY = 30.0  # seconds between checkpoints
 _READ_EVERY = 25  # updates between looks at the loss: each look waits for the device
 
@@ -94,6 +106,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wav", help="your own loop of two bars, a WAV file of any rate, instead of the groove")
     parser.add_argument("--bpm", type=float, default=BPM, help="its tempo (default: %(default)s)")
     parser.add_argument("--fresh", action="store_true", help="train anew, whatever is in --out")
+    parser.add_argument(
+        "--collect", nargs="+", metavar="FOLDER", help="train nothing: bring the runs of these --out folders together"
+    )
+    parser.add_argument("--trained-at", metavar="COMMIT", help="with --collect: the commit, where records know none")
 
 
 def _positive(text: str) -> int:
@@ -113,6 +129,8 @@ def _chosen(text: str, known: tuple[str, ...], everything: tuple[str, ...], opti
 
 def run(args: argparse.Namespace) -> int:
     """Train what is missing, evaluate, draw; returns the exit status."""
+    if args.collect:
+        return _collect(args)
     device, out = pick_device(args.device), Path(args.out)
     arms = _chosen(args.arm, ARMS, COMPARED, "--arm")
     recipes = _chosen(args.recipe, tuple(RECIPES), tuple(RECIPES), "--recipe")
@@ -150,12 +168,49 @@ def run(args: argparse.Namespace) -> int:
     write_bytes(out / "loop.wav", wav_bytes(stereo, RATE))
     length = lengths[-1] if args.smoke else 264
     write_bytes(out / "target.wav", wav_bytes(playable(np.resize(frames, (length, frames.shape[1])), args.bpm)))
-    continuation_figure(result).savefig(out / "continuation.png", dpi=160)
+    _draw(result, out)
     page = _page(result).write(out / "report.html")
     if args.json:
         print((out / "audio.json").read_text(), end="")
     else:
         _print_table(result, page)
+    return 0
+
+
+def _draw(result: dict[str, Any], out: Path) -> None:
+    """The figures: the paper's two panels, and CKDA's recipes side by side where there are several."""
+    continuation_figure(plain_part(result)).savefig(out / "continuation.png", dpi=160)
+    if sum(run["arm"] == "ckda" for run in result["runs"].values()) > 1:
+        beyond_figure(result).savefig(out / "beyond.png", dpi=160)
+
+
+def _collect(args: argparse.Namespace) -> int:
+    """Bring finished runs together: records, table, figures and the last bars as sound, from their JSON alone."""
+    out = Path(args.out)
+    try:
+        result = collect(args.collect, COMPARED, tuple(RECIPES))
+    except ValueError as error:
+        raise SystemExit(f"--collect: {error}") from error
+    for name, one in result["runs"].items():
+        for part in one.get("parts", [one]):
+            part["environment"]["commit"] = part["environment"]["commit"] or args.trained_at
+        write_compact(out / "runs" / f"{name}.json", one)
+    brief = {name: {k: v for k, v in one.items() if k not in _LONG} for name, one in result["runs"].items()}
+    write_compact(out / "audio.json", result | {"runs": brief})
+    write_bytes(out / "table.md", markdown(result).encode())
+    _draw(result, out)
+    for name, one in result["runs"].items():
+        if one["arm"] == "ckda" and one["windows"]:
+            last = list(one["windows"].values())[-1]
+            heard, steps = np.array(last["frames"]), np.arange(last["first"], last["first"] + len(last["frames"]))
+            write_bytes(
+                out / "sound" / f"{name}.{steps[0]}-{steps[-1] + 1}.wav", wav_bytes(playable(heard, result["bpm"]))
+            )
+            target = np.array(result["frames"])[steps % len(result["frames"])]
+            write_bytes(
+                out / "sound" / f"target.{steps[0]}-{steps[-1] + 1}.wav", wav_bytes(playable(target, result["bpm"]))
+            )
+    print(json.dumps(brief) if args.json else markdown(result), end="\n" if args.json else "")
     return 0
 
 
@@ -365,7 +420,7 @@ def _page(result: dict[str, Any]) -> Page:
     page.figure(
         png_of(continuation_figure(result)),
         f"Left: the continuation from phase 0 soon after the cue and far beyond it (best seed); gold the cue, grey the target, "
-        f"blue the model. Right: error by length over all {FRAMES} phases, with the range over seeds; training saw lengths up to "
+        f"blue the model. Right: error by length over all {FRAMES} phases, other seeds thin; training saw lengths up to "
         f"{result['trained_to']} (dashed).",
     )
     head, body = rows(result)

@@ -4,11 +4,13 @@ import json
 import os
 import signal
 
+import numpy as np
 import pytest
 import torch
 
 from ckda import audio
 from ckda.cli import main
+from ckda.tasks.audio import wav_bytes
 from ckda.train import Ensemble
 
 
@@ -63,11 +65,60 @@ def test_smoke_run_leaves_everything_and_is_read_back(tmp_path, capsys):
         (["--wav", "nothing.wav"], "does not exist"),
         (["--arm", "transformer", "--recipe", "closure"], "no recurrent state"),
         (["--bpm", "3"], "between 20 and 400"),
+        (["--arm", ""], "--arm : there is none"),
+        (["--arm", "gru", "--recipe", "turns-tail"], "the GRU's transition is no matrix"),
+        (["--arm", "ckda,", "--recipe", "plain"], "--arm : there is none"),
     ],
 )
 def test_mistakes_get_a_clear_message(tmp_path, options, says):
     with pytest.raises(SystemExit, match=says):
         main(["audio", "--smoke", "--device", "cpu", "--out", str(tmp_path), *options])
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "--wav: .* no WAV file"),
+        (b"RIFFnonsense", "--wav: .* no WAV file"),
+        (wav_bytes(np.zeros(0), 8000), "--wav: .* holds no samples"),
+        (wav_bytes(0.1 * np.ones(8000), 8000), "--wav: .* lasts 1.000 s; two bars at 124 BPM last 3.871 s"),
+        (wav_bytes(np.zeros(30_968), 8000), "--wav: .* is silent"),
+    ],
+)
+def test_a_bad_wav_ends_the_command_before_any_training(tmp_path, content, says):
+    (tmp_path / "loop.wav").write_bytes(content)
+    with pytest.raises(SystemExit, match=says):
+        main(["audio", "--smoke", "--device", "cpu", "--out", str(tmp_path), "--wav", str(tmp_path / "loop.wav")])
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_loop_of_ones_own_at_its_tempo(tmp_path, capsys):
+    seconds = 480 / 96
+    tone = 0.3 * np.sin(2 * np.pi * 55 * np.arange(round(seconds * 11_025)) / 11_025 * (1 + np.arange(55_125) / 9e5))
+    (tmp_path / "own.wav").write_bytes(wav_bytes(tone, 11_025))
+    command = [
+        "audio",
+        "--smoke",
+        "--device",
+        "cpu",
+        "--json",
+        "--out",
+        str(tmp_path),
+        "--wav",
+        str(tmp_path / "own.wav"),
+    ]
+    with pytest.raises(SystemExit, match=r"--bpm 96\.0"):
+        main(command)
+    assert main([*command, "--bpm", "96"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["loop"], result["bpm"]) == ("own.wav", 96.0)
+
+
+@pytest.mark.parametrize("options", [["--seeds", "0"], ["--steps", "-1"], ["--seeds", "two"]])
+def test_numbers_that_make_no_sense_are_refused(tmp_path, options, capsys):
+    with pytest.raises(SystemExit):
+        main(["audio", "--smoke", "--device", "cpu", "--out", str(tmp_path), *options])
+    assert "error: argument" in capsys.readouterr().err
 
 
 def test_ctrl_c_leaves_a_checkpoint_and_the_same_command_goes_on_exactly(tmp_path, monkeypatch, capsys):
