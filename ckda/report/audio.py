@@ -205,7 +205,10 @@ def beyond_figure(result: dict[str, Any], arm: str = "ckda") -> Any:
         "dotted: longest in training",
     ]
     if len(runs) % columns:
-        grid.flat[len(runs)].text(0.05, 0.9, "\n".join(words), va="top", fontsize=8, color=_SOFT, linespacing=1.7)
+        note = grid.flat[len(runs)]
+        note.text(
+            0.05, 0.9, "\n".join(words), transform=note.transAxes, va="top", fontsize=8, color=_SOFT, linespacing=1.7
+        )
     for i, (axes, run) in enumerate(zip(grid.flat, runs, strict=False)):
         lengths = sorted(map(int, run["snr"]))
         colour = ARM_STYLE[arm][1]
@@ -227,8 +230,8 @@ def beyond_figure(result: dict[str, Any], arm: str = "ckda") -> Any:
         text = ", ".join(
             "-" if v is None else f"{v:.1f} at {n}" for v, n in zip(shown, (264, lengths[-1]), strict=True)
         )
-        axes.set_title(f"{run['recipe_name']}\n", fontsize=9, loc="left", color=_INK, fontweight="bold")
-        axes.text(0, 1.03, f"{_weights(run)}; best {text}", transform=axes.transAxes, fontsize=6.5, color=_SOFT)
+        axes.set_title(f"{run['recipe_name']}\n\n", fontsize=9, loc="left", color=_INK, fontweight="bold")
+        axes.text(0, 1.03, f"{_weights(run)}\nbest {text}", transform=axes.transAxes, fontsize=6.5, color=_SOFT)
         axes.set_xscale("log", base=2)
         ticks = [n for n in (16, 64, 264, 1024) if n <= lengths[-1]]
         axes.set_xticks(ticks, [str(n) for n in ticks])
