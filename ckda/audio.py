@@ -16,14 +16,14 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ckda.cli import add_common_arguments, pick_device
-from ckda.models.audio import ARMS, build
+from ckda.models.audio import ARMS, Continuer, build, wind
 from ckda.record import environment, read_json, write_bytes, write_json
 from ckda.report import Page
 from ckda.report.audio import (
@@ -58,17 +58,28 @@ from ckda.train import Ensemble, Recipe, deferred_interrupt
 
 #: the arms that the paper compares
 COMPARED = tuple(PUBLISHED)
+
+
+class Variant(NamedTuple):
+    """What a recipe changes in the paper's protocol."""
+
+    changes: dict[str, Any] = {}  # noqa: RUF012 - of ckda.train.Recipe; nobody writes to it
+    balanced: bool = False  #: every batch holds every phase equally often
+    clock: bool = False  #: the model starts as a clock (:func:`ckda.models.audio.wind`)
+
+
 #: the penalties come once the loop is learned; the learning rates end near zero
 _LATE: dict[str, Any] = {"tail": 0.3, "ramp": (0.4, 0.6)}
-#: name -> (what differs from the paper's protocol, whether every batch holds every phase equally often)
-RECIPES: dict[str, tuple[dict[str, Any], bool]] = {
-    "plain": ({}, False),
-    "closure": ({"penalties": {"closure": 0.1}}, False),
-    "tail": ({"tail": 0.3}, True),
-    "closure-tail": (_LATE | {"penalties": {"closure": 0.1}}, True),
-    "turn-tail": (_LATE | {"penalties": {"closure": 0.1, "turn": 0.1}}, True),
-    "turns-tail": (_LATE | {"penalties": {"closure": 0.1, "turns": 0.1}}, True),
-    "turns-tail-strong": (_LATE | {"penalties": {"closure": 1.0, "turns": 1.0}}, True),
+RECIPES: dict[str, Variant] = {
+    "plain": Variant(),
+    "closure": Variant({"penalties": {"closure": 0.1}}),
+    "tail": Variant({"tail": 0.3}, balanced=True),
+    "closure-tail": Variant(_LATE | {"penalties": {"closure": 0.1}}, balanced=True),
+    "turn-tail": Variant(_LATE | {"penalties": {"closure": 0.1, "turn": 0.1}}, balanced=True),
+    "turns-tail": Variant(_LATE | {"penalties": {"closure": 0.1, "turns": 0.1}}, balanced=True),
+    "turns-tail-strong": Variant(_LATE | {"penalties": {"closure": 1.0, "turns": 1.0}}, balanced=True),
+    "clock": Variant(clock=True),
+    "clock-turns": Variant(_LATE | {"penalties": {"closure": 1.0, "turns": 1.0}}, balanced=True, clock=True),
 }
 _LONG = ("windows", "losses", "key")  # what audio.json leaves to runs/NAME.json when runs are collected
 _SAVE_EVERY = 30.0  # seconds between checkpoints
@@ -86,7 +97,7 @@ def recipe(
     """
     switches = tuple(math.ceil(0.4 * steps * i / len(lengths)) + 1 for i in range(1, len(lengths)))
     options: dict[str, Any] = {"schedule": "cosine", "lr_muon": 0.02, "lr_adamw": 3e-3}
-    return Recipe(steps=steps, batch=batch, curriculum=lengths, switches=switches, **options | RECIPES[name][0])
+    return Recipe(steps=steps, batch=batch, curriculum=lengths, switches=switches, **options | RECIPES[name].changes)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -148,10 +159,10 @@ def run(args: argparse.Namespace) -> int:
         for name in recipes:
             settings = recipe(name, 8, FRAMES, (12, 16)) if args.smoke else recipe(name, args.steps, args.batch)
             title = arm if name == "plain" else f"{arm}+{name}"
-            task = Continuation(frames, balanced=RECIPES[name][1])
+            task = Continuation(frames, balanced=RECIPES[name].balanced)
             seeds = tuple(range(args.seed, args.seed + args.seeds))
             _check_penalties(arm, name)
-            ensemble = Ensemble(partial(build, arm), task, settings, seeds, device)
+            ensemble = Ensemble(partial(_build, arm, RECIPES[name].clock), task, settings, seeds, device)
             runs[title] = _one(title, arm, name, ensemble, task, lengths, args.bpm, out, args.fresh, args.json)
     result = {
         "what": "ckda audio",
@@ -214,8 +225,14 @@ def _collect(args: argparse.Namespace) -> int:
     return 0
 
 
+def _build(arm: str, clock: bool) -> Continuer:
+    return wind(build(arm), FRAMES) if clock else build(arm)
+
+
 def _check_penalties(arm: str, name: str) -> None:
-    wanted = set(RECIPES[name][0].get("penalties", ()))
+    if RECIPES[name].clock and arm != "ckda":
+        raise SystemExit(f"--recipe {name}: only ckda can start as a clock, not {arm}")
+    wanted = set(RECIPES[name].changes.get("penalties", ()))
     if wanted and arm == "transformer":
         raise SystemExit(f"--recipe {name}: the Transformer has no recurrent state to compare")
     if wanted - {"closure"} and arm == "gru":
@@ -240,7 +257,8 @@ def _one(
     """Train and score one run, or read what it left."""
     folder = out / "runs"
     record, weights, checkpoint = (folder / f"{title}.{end}" for end in ("json", "pt", "checkpoint.pt"))
-    key = _listed(ensemble.key() | {"lengths": lengths})
+    start = {"start": "clock"} if RECIPES[name].clock else {}
+    key = _listed(ensemble.key() | {"lengths": lengths} | start)
     if not fresh and record.exists() and weights.exists():
         known = read_json(record)
         if known["key"] == key:

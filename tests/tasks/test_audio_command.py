@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ import torch
 
 from ckda import audio
 from ckda.cli import main
-from ckda.tasks.audio import wav_bytes
+from ckda.models.audio import build
+from ckda.tasks.audio import Continuation, cut, groove, wav_bytes
 from ckda.train import Ensemble
 
 
@@ -65,6 +67,7 @@ def test_smoke_run_leaves_everything_and_is_read_back(tmp_path, capsys):
         (["--wav", "nothing.wav"], "does not exist"),
         (["--arm", "transformer", "--recipe", "closure"], "no recurrent state"),
         (["--bpm", "3"], "between 20 and 400"),
+        (["--arm", "gru", "--recipe", "clock"], "only ckda can start as a clock"),
         (["--arm", ""], "--arm : there is none"),
         (["--arm", "gru", "--recipe", "turns-tail"], "the GRU's transition is no matrix"),
         (["--arm", "ckda,", "--recipe", "plain"], "--arm : there is none"),
@@ -121,8 +124,10 @@ def test_numbers_that_make_no_sense_are_refused(tmp_path, options, capsys):
     assert "error: argument" in capsys.readouterr().err
 
 
-def test_ctrl_c_leaves_a_checkpoint_and_the_same_command_goes_on_exactly(tmp_path, monkeypatch, capsys):
-    command = ["audio", "--smoke", "--recipe", "turns-tail", "--device", "cpu", "--json", "--out"]
+@pytest.mark.parametrize("recipe", ["plain", "turns-tail", "clock"])
+def test_ctrl_c_leaves_a_checkpoint_and_the_same_command_goes_on_exactly(tmp_path, monkeypatch, capsys, recipe):
+    name = "ckda" if recipe == "plain" else f"ckda+{recipe}"
+    command = ["audio", "--smoke", "--recipe", recipe, "--device", "cpu", "--json", "--out"]
     assert main([*command, str(tmp_path / "whole")]) == 0
     step = Ensemble.train_step
 
@@ -133,14 +138,14 @@ def test_ctrl_c_leaves_a_checkpoint_and_the_same_command_goes_on_exactly(tmp_pat
 
     monkeypatch.setattr(Ensemble, "train_step", stopped)
     assert main([*command, str(tmp_path / "halves")]) == 130
-    assert (tmp_path / "halves/runs/ckda+turns-tail.checkpoint.pt").exists()
+    assert (tmp_path / f"halves/runs/{name}.checkpoint.pt").exists()
     monkeypatch.setattr(Ensemble, "train_step", step)
     assert main([*command, str(tmp_path / "halves")]) == 0
-    assert "resuming ckda+turns-tail at update 6" in capsys.readouterr().err
-    whole, halves = (torch.load(tmp_path / part / "runs/ckda+turns-tail.pt") for part in ("whole", "halves"))
-    for name, parameter in whole["parameters"].items():
-        assert torch.equal(parameter, halves["parameters"][name]), name
-    assert not (tmp_path / "halves/runs/ckda+turns-tail.checkpoint.pt").exists()
+    assert f"resuming {name} at update 6" in capsys.readouterr().err
+    whole, halves = (torch.load(tmp_path / part / f"runs/{name}.pt") for part in ("whole", "halves"))
+    for part, parameter in whole["parameters"].items():
+        assert torch.equal(parameter, halves["parameters"][part]), part
+    assert not (tmp_path / f"halves/runs/{name}.checkpoint.pt").exists()
 
 
 def test_the_plain_recipe_is_the_papers():
@@ -150,3 +155,17 @@ def test_the_plain_recipe_is_the_papers():
     assert plain.factor(249) == 1.0
     assert plain.factor(2499) == pytest.approx(0.1)
     assert (plain.steps, plain.batch, plain.lr_muon, plain.lr_adamw, plain.clip) == (2500, 64, 0.02, 3e-3, 1.0)
+
+
+def test_a_balanced_batch_of_32_is_one_of_64():
+    """Every phase twice or once: the same loss, penalties and gradient."""
+    seen = []
+    for batch in (64, 32):
+        task = Continuation(cut(groove()), balanced=True)
+        ensemble = Ensemble(partial(build, "ckda"), task, audio.recipe("turns-tail-strong", 10, batch, (12,)), (0,))
+        ensemble.step = 9
+        _, total = ensemble._losses(*ensemble.draw(batch, 40))
+        seen.append((total, torch.autograd.grad(total.sum(), list(ensemble.parameters.values()))))
+    torch.testing.assert_close(seen[0][0], seen[1][0], rtol=1e-5, atol=0)
+    for one, other in zip(seen[0][1], seen[1][1], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5 * float(other.abs().max()) + 1e-7)
