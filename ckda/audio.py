@@ -7,6 +7,7 @@ missing and draws everything that is there.
 
 import argparse
 import io
+import json
 import math
 import sys
 import time
@@ -15,17 +16,27 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ckda.cli import add_common_arguments, pick_device
-from ckda.models.audio import ARMS, build
+from ckda.models.audio import ARMS, Continuer, build, wind
 from ckda.record import environment, read_json, write_bytes, write_json
 from ckda.report import Page
-from ckda.report.audio import PUBLISHED, continuation_figure, label, players, rows
+from ckda.report.audio import (
+    PUBLISHED,
+    beyond_figure,
+    continuation_figure,
+    label,
+    markdown,
+    plain_part,
+    players,
+    rows,
+)
+from ckda.report.audio_records import collect, write_compact
 from ckda.report.page import png_of
 from ckda.tasks.audio import (
     BPM,
@@ -47,18 +58,30 @@ from ckda.train import Ensemble, Recipe, deferred_interrupt
 
 #: the arms that the paper compares
 COMPARED = tuple(PUBLISHED)
+
+
+class Variant(NamedTuple):
+    """What a recipe changes in the paper's protocol."""
+
+    changes: dict[str, Any] = {}  # noqa: RUF012 - of ckda.train.Recipe; nobody writes to it
+    balanced: bool = False  #: every batch holds every phase equally often
+    clock: bool = False  #: the model starts as a clock (:func:`ckda.models.audio.wind`)
+
+
 #: the penalties come once the loop is learned; the learning rates end near zero
 _LATE: dict[str, Any] = {"tail": 0.3, "ramp": (0.4, 0.6)}
-#: name -> (what differs from the paper's protocol, whether every batch holds every phase equally often)
-RECIPES: dict[str, tuple[dict[str, Any], bool]] = {
-    "plain": ({}, False),
-    "closure": ({"penalties": {"closure": 0.1}}, False),
-    "tail": ({"tail": 0.3}, True),
-    "closure-tail": (_LATE | {"penalties": {"closure": 0.1}}, True),
-    "turn-tail": (_LATE | {"penalties": {"closure": 0.1, "turn": 0.1}}, True),
-    "turns-tail": (_LATE | {"penalties": {"closure": 0.1, "turns": 0.1}}, True),
-    "turns-tail-strong": (_LATE | {"penalties": {"closure": 1.0, "turns": 1.0}}, True),
+RECIPES: dict[str, Variant] = {
+    "plain": Variant(),
+    "closure": Variant({"penalties": {"closure": 0.1}}),
+    "tail": Variant({"tail": 0.3}, balanced=True),
+    "closure-tail": Variant(_LATE | {"penalties": {"closure": 0.1}}, balanced=True),
+    "turn-tail": Variant(_LATE | {"penalties": {"closure": 0.1, "turn": 0.1}}, balanced=True),
+    "turns-tail": Variant(_LATE | {"penalties": {"closure": 0.1, "turns": 0.1}}, balanced=True),
+    "turns-tail-strong": Variant(_LATE | {"penalties": {"closure": 1.0, "turns": 1.0}}, balanced=True),
+    "clock": Variant(clock=True),
+    "clock-turns": Variant(_LATE | {"penalties": {"closure": 1.0, "turns": 1.0}}, balanced=True, clock=True),
 }
+_LONG = ("windows", "losses", "key")  # what audio.json leaves to runs/NAME.json when runs are collected
 _SAVE_EVERY = 30.0  # seconds between checkpoints
 _READ_EVERY = 25  # updates between looks at the loss: each look waits for the device
 
@@ -74,7 +97,7 @@ def recipe(
     """
     switches = tuple(math.ceil(0.4 * steps * i / len(lengths)) + 1 for i in range(1, len(lengths)))
     options: dict[str, Any] = {"schedule": "cosine", "lr_muon": 0.02, "lr_adamw": 3e-3}
-    return Recipe(steps=steps, batch=batch, curriculum=lengths, switches=switches, **options | RECIPES[name][0])
+    return Recipe(steps=steps, batch=batch, curriculum=lengths, switches=switches, **options | RECIPES[name].changes)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,6 +117,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wav", help="your own loop of two bars, a WAV file of any rate, instead of the groove")
     parser.add_argument("--bpm", type=float, default=BPM, help="its tempo (default: %(default)s)")
     parser.add_argument("--fresh", action="store_true", help="train anew, whatever is in --out")
+    parser.add_argument(
+        "--collect", nargs="+", metavar="FOLDER", help="train nothing: bring the runs of these --out folders together"
+    )
+    parser.add_argument("--trained-at", metavar="COMMIT", help="with --collect: the commit, where records know none")
 
 
 def _positive(text: str) -> int:
@@ -113,6 +140,8 @@ def _chosen(text: str, known: tuple[str, ...], everything: tuple[str, ...], opti
 
 def run(args: argparse.Namespace) -> int:
     """Train what is missing, evaluate, draw; returns the exit status."""
+    if args.collect:
+        return _collect(args)
     device, out = pick_device(args.device), Path(args.out)
     arms = _chosen(args.arm, ARMS, COMPARED, "--arm")
     recipes = _chosen(args.recipe, tuple(RECIPES), tuple(RECIPES), "--recipe")
@@ -130,10 +159,10 @@ def run(args: argparse.Namespace) -> int:
         for name in recipes:
             settings = recipe(name, 8, FRAMES, (12, 16)) if args.smoke else recipe(name, args.steps, args.batch)
             title = arm if name == "plain" else f"{arm}+{name}"
-            task = Continuation(frames, balanced=RECIPES[name][1])
+            task = Continuation(frames, balanced=RECIPES[name].balanced)
             seeds = tuple(range(args.seed, args.seed + args.seeds))
             _check_penalties(arm, name)
-            ensemble = Ensemble(partial(build, arm), task, settings, seeds, device)
+            ensemble = Ensemble(partial(_build, arm, RECIPES[name].clock), task, settings, seeds, device)
             runs[title] = _one(title, arm, name, ensemble, task, lengths, args.bpm, out, args.fresh, args.json)
     result = {
         "what": "ckda audio",
@@ -150,7 +179,7 @@ def run(args: argparse.Namespace) -> int:
     write_bytes(out / "loop.wav", wav_bytes(stereo, RATE))
     length = lengths[-1] if args.smoke else 264
     write_bytes(out / "target.wav", wav_bytes(playable(np.resize(frames, (length, frames.shape[1])), args.bpm)))
-    continuation_figure(result).savefig(out / "continuation.png", dpi=160)
+    _draw(result, out)
     page = _page(result).write(out / "report.html")
     if args.json:
         print((out / "audio.json").read_text(), end="")
@@ -159,8 +188,51 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _draw(result: dict[str, Any], out: Path) -> None:
+    """The figures: the paper's two panels, and CKDA's recipes side by side where there are several."""
+    continuation_figure(plain_part(result)).savefig(out / "continuation.png", dpi=160)
+    if sum(run["arm"] == "ckda" for run in result["runs"].values()) > 1:
+        beyond_figure(result).savefig(out / "beyond.png", dpi=160)
+
+
+def _collect(args: argparse.Namespace) -> int:
+    """Bring finished runs together: records, table, figures and the last bars as sound, from their JSON alone."""
+    out = Path(args.out)
+    try:
+        result = collect(args.collect, COMPARED, tuple(RECIPES))
+    except ValueError as error:
+        raise SystemExit(f"--collect: {error}") from error
+    for name, one in result["runs"].items():
+        for part in one.get("parts", [one]):
+            part["environment"]["commit"] = part["environment"]["commit"] or args.trained_at
+        write_compact(out / "runs" / f"{name}.json", one)
+    brief = {name: {k: v for k, v in one.items() if k not in _LONG} for name, one in result["runs"].items()}
+    write_compact(out / "audio.json", result | {"runs": brief})
+    write_bytes(out / "table.md", markdown(result).encode())
+    _draw(result, out)
+    for name, one in result["runs"].items():
+        if one["arm"] == "ckda" and one["windows"]:
+            last = list(one["windows"].values())[-1]
+            heard, steps = np.array(last["frames"]), np.arange(last["first"], last["first"] + len(last["frames"]))
+            write_bytes(
+                out / "sound" / f"{name}.{steps[0]}-{steps[-1] + 1}.wav", wav_bytes(playable(heard, result["bpm"]))
+            )
+            target = np.array(result["frames"])[steps % len(result["frames"])]
+            write_bytes(
+                out / "sound" / f"target.{steps[0]}-{steps[-1] + 1}.wav", wav_bytes(playable(target, result["bpm"]))
+            )
+    print(json.dumps(brief) if args.json else markdown(result), end="\n" if args.json else "")
+    return 0
+
+
+def _build(arm: str, clock: bool) -> Continuer:
+    return wind(build(arm), FRAMES) if clock else build(arm)
+
+
 def _check_penalties(arm: str, name: str) -> None:
-    wanted = set(RECIPES[name][0].get("penalties", ()))
+    if RECIPES[name].clock and arm != "ckda":
+        raise SystemExit(f"--recipe {name}: only ckda can start as a clock, not {arm}")
+    wanted = set(RECIPES[name].changes.get("penalties", ()))
     if wanted and arm == "transformer":
         raise SystemExit(f"--recipe {name}: the Transformer has no recurrent state to compare")
     if wanted - {"closure"} and arm == "gru":
@@ -185,7 +257,8 @@ def _one(
     """Train and score one run, or read what it left."""
     folder = out / "runs"
     record, weights, checkpoint = (folder / f"{title}.{end}" for end in ("json", "pt", "checkpoint.pt"))
-    key = _listed(ensemble.key() | {"lengths": lengths})
+    start = {"start": "clock"} if RECIPES[name].clock else {}
+    key = _listed(ensemble.key() | {"lengths": lengths} | start)
     if not fresh and record.exists() and weights.exists():
         known = read_json(record)
         if known["key"] == key:
@@ -365,7 +438,7 @@ def _page(result: dict[str, Any]) -> Page:
     page.figure(
         png_of(continuation_figure(result)),
         f"Left: the continuation from phase 0 soon after the cue and far beyond it (best seed); gold the cue, grey the target, "
-        f"blue the model. Right: error by length over all {FRAMES} phases, with the range over seeds; training saw lengths up to "
+        f"blue the model. Right: error by length over all {FRAMES} phases, other seeds thin; training saw lengths up to "
         f"{result['trained_to']} (dashed).",
     )
     head, body = rows(result)

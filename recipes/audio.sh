@@ -16,7 +16,7 @@ case $what in
   plain) runs=("gru plain" "deltaproduct2 plain" "ckda plain" "kda plain" "kda-beta2 plain" "kda-signed plain" "transformer plain") ;;
   candidates)
     runs=()
-    for recipe in turns-tail turns-tail-strong closure-tail turn-tail tail closure; do runs+=("ckda $recipe"); done
+    for recipe in clock-turns clock turns-tail turns-tail-strong closure-tail turn-tail tail closure; do runs+=("ckda $recipe"); done
     ;;
   *) echo "recipes/audio.sh: '$what' is neither 'plain' nor 'candidates'" >&2; exit 2 ;;
 esac

@@ -5,6 +5,10 @@ eigenvectors; at most one pair of them is non-real (thm:complex_eigenvalues). Th
 and removes from every head its component in the span of the non-real pair, S <- (I - Pi) S, with Pi the spectral projector
 of that pair. Pi commutes with A, so the modes stay removed; weights, gates, keys and readout are untouched. The control
 keeps nothing but those modes, S <- Pi S.
+
+A pair that makes n turns a loop tells two phases apart unless n times their distance is a multiple of the period, so all
+pairs together tell apart P / gcd(P, n_1, n_2, ...) of the P phases (:func:`told_apart`). With even numbers alone, both halves
+of the loop look the same to them.
 """
 
 import argparse
@@ -23,7 +27,7 @@ from ckda.models.audio import Continuer, build
 from ckda.record import environment, read_json, write_json
 from ckda.tasks.audio import Continuation
 
-__all__ = ["ablate", "complex_projector", "load_replica", "spectra"]
+__all__ = ["ablate", "complex_projector", "load_replica", "played", "spectra", "told_apart", "who_counts"]
 
 
 def complex_projector(A: Tensor, tolerance: float = 1e-6) -> Tensor:
@@ -82,11 +86,62 @@ def spectra(model: Continuer, period: int) -> list[dict[str, Any]]:
     return heads
 
 
+def told_apart(heads: list[dict[str, Any]], period: int, modulus: float = 0.9) -> int:
+    """How many of the loop's phases the heads' lasting pairs tell apart: P / gcd(P, their turns a loop, rounded).
+
+    Example:
+        >>> turns = lambda *numbers: [{"modulus": 1.0, "turns": n} for n in numbers]
+        >>> told_apart(turns(8.003, 2.0), 32), told_apart(turns(8.003, 2.0, 10.99), 32), told_apart([], 32)
+        (16, 32, 1)
+    """
+    lasting = [round(head["turns"]) for head in heads if head["modulus"] is not None and head["modulus"] > modulus]
+    return period // math.gcd(period, *lasting)
+
+
+@torch.no_grad()
+def played(model: Continuer, task: Continuation, first: int, last: int) -> dict[str, float]:
+    """Shares of the steps from `first` to `last`, over all phases, whose output is nearest to the right frame, to the frame
+    half a loop away, and to any other."""
+    x, phase = task.at(torch.arange(task.period), last)
+    return {"first": first, "last": last} | _shares(
+        task, task.waveform(model(x.to(model.embed.weight.dtype)))[:, first:], phase[:, first:]
+    )
+
+
+def _shares(task: Continuation, said: Tensor, phase: Tensor) -> dict[str, float]:
+    """What frames [B, T, D] are nearest to, seen from their phases [B, T]."""
+    distance = torch.cdist(said.reshape(-1, said.shape[-1]), torch.from_numpy(task.frames))
+    off = (distance.argmin(-1) - phase.reshape(-1)) % task.period
+    right, half = (float((off == n).double().mean()) for n in (0, task.period // 2))
+    return {"right": right, "half_a_loop_away": half, "other": 1 - right - half}
+
+
+@torch.no_grad()
+def who_counts(model: Continuer, task: Continuation, length: int) -> dict[str, dict[str, float]]:
+    """What is played up to `length` if half a loop of silence passes for some modes of the state after the cue, and not for
+    the others: the modes that carry the half of the loop play its other half. `real`: only the real modes age; `pairs`:
+    only the non-real ones; `all`: both."""
+    x, phase = task.at(torch.arange(task.period), length)
+    stream = model.stream(x.to(model.embed.weight.dtype))
+    rest = stream[:, task.cue :]
+    _, cache = model.mixer.prefill(stream[:, : task.cue])
+    A = model.mixer.matrices(model.blank())[0, 0].double()
+    half = torch.linalg.matrix_power(A, task.period // 2)
+    turning = complex_projector(A) @ cache.state.double()
+    still = cache.state.double() - turning
+    aged = {"real": turning + half @ still, "pairs": half @ turning + still, "all": half @ (turning + still)}
+    result = {}
+    for name, state in aged.items():
+        mixed, _ = model.mixer.prefill(rest, LayerCache(state.to(cache.state.dtype), cache.past))
+        result[name] = _shares(task, task.waveform(model.decode(mixed, rest)), phase[:, task.cue :])
+    return result
+
+
 @torch.no_grad()
 def ablate(model: Continuer, task: Continuation, length: int) -> dict[str, Any]:
     """Error up to `length` over all phases as trained, without the complex modes (all heads, each head), with them alone."""
     x, phase = task.at(torch.arange(task.period), length)
-    stream = model.stream(x)
+    stream = model.stream(x.to(model.embed.weight.dtype))
     cue, rest = stream[:, : task.cue], stream[:, task.cue :]
     _, cache = model.mixer.prefill(cue)
     target = torch.from_numpy(task.frames)[phase[:, task.cue :]]
@@ -138,8 +193,9 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise SystemExit(f"ckda inspect audio: {error}") from error
     out = Path(args.out) if args.out else path.parent
-    written = write_json(out / f"{path.stem}.inspect.json", result)
-    inspect_figure(result).savefig(out / f"{path.stem}.inspect.png", dpi=160)
+    name = path.stem if args.seed is None else f"{path.stem}.seed{args.seed}"
+    written = write_json(out / f"{name}.inspect.json", result)
+    inspect_figure(result).savefig(out / f"{name}.inspect.png", dpi=160)
     if args.json:
         print(written.read_text(), end="")
     else:
@@ -159,12 +215,18 @@ def _inspect(path: Path, seed: int | None, length: int) -> dict[str, Any]:
     task = Continuation(frames)
     if length <= task.cue:
         raise ValueError(f"--length is {length}; it must exceed the cue of {task.cue}")
+    heads, trained = spectra(model, task.period), record["recipe"]["curriculum"][-1]
     return {
         "what": "ckda inspect audio",
         "arm": arm,
         "seed": seed,
         "recipe_name": record["recipe_name"],
-        "heads": spectra(model, task.period),
+        "snr": {n: v[record["seeds"].index(seed)] for n, v in record["snr"].items()},
+        "period": task.period,
+        "told_apart": told_apart(heads, task.period),
+        "played": [played(model, task, *ends) for ends in ((task.cue, trained), (trained, 2 * trained - task.cue))],
+        "half_a_loop_older": who_counts(model, task, min(72, length)),
+        "heads": heads,
         "ablation": ablate(model, task, length),
         "environment": environment(),
     }
@@ -195,7 +257,7 @@ def inspect_figure(result: dict[str, Any]) -> Any:
             values[:, 0], values[:, 1], "o", fillstyle="none", markersize=5, color=colours[h % 8], label=f"head {h}"
         )
     left.set(title="eigenvalues on blank input", aspect="equal", xlim=(-1.2, 1.2), ylim=(-1.2, 1.2))
-    left.legend(frameon=False, fontsize=7, ncols=2, loc="center")
+    left.legend(frameon=False, fontsize=7, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.08))
     heads = range(len(result["heads"]))
     beta, modulus = [h["beta"] for h in result["heads"]], [h["modulus"] or 0.0 for h in result["heads"]]
     middle.bar([h - 0.2 for h in heads], beta, 0.4, color="#16548c", label="β")
@@ -203,10 +265,10 @@ def inspect_figure(result: dict[str, Any]) -> Any:
     for h in heads:
         turns = result["heads"][h]["turns"]
         middle.text(h, 2.06, "real" if turns is None else f"{turns:.3f}", ha="center", fontsize=7)
-    middle.set(title="by head (above: turns a loop)", xlabel="head", ylim=(0, 2.25))
-    middle.legend(frameon=False, fontsize=7.5, loc="lower right")
+    middle.set(title="by head (above: turns a loop)", xlabel="head", ylim=(0, 2.25), xticks=list(heads))
+    middle.legend(frameon=False, fontsize=7.5, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
     ablation = result["ablation"]
-    names = ("as trained", "without\ncomplex modes", "complex\nmodes alone", "silence")
+    names = ("as\ntrained", "without\ncomplex\nmodes", "complex\nmodes\nalone", "silence")
     errors = [ablation[k] for k in ("mse", "without_complex_modes", "complex_modes_alone", "signal")]
     right.bar(names, errors, color=["#16548c", "#c8553d", "#2f7f4f", "#9aa5b1"])
     right.set_yscale("log")
@@ -241,6 +303,15 @@ def _print(result: dict[str, Any], path: Path) -> None:
         table.add_row(str(h), f"{head['beta']:.4f}", f"{negative}/{len(head['alpha'])}", *pair, share, f"{ratio:.3g}x")
     console = Console()
     console.print(table)
+    beyond = result["played"][-1]
+    console.print(
+        f"the pairs tell {result['told_apart']} of {result['period']} phases apart; steps {beyond['first']} to {beyond['last']}: "
+        f"{beyond['right']:.1%} the right frame, {beyond['half_a_loop_away']:.1%} the one half a loop away\n"
+        "half a loop of ageing moves the music by half a loop in this share of the steps: "
+        + ", ".join(f"{k} modes {v['half_a_loop_away']:.1%}" for k, v in result["half_a_loop_older"].items()),
+        highlight=False,
+        soft_wrap=True,
+    )
     console.print(
         f"without all complex modes the error to length {ablation['length']} is {ablation['ratio']:,.0f} times as large. {path}",
         highlight=False,

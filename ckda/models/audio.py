@@ -1,5 +1,6 @@
 """The one-layer models of periodic waveform continuation (app:waveform_continuation_details), at the paper's sizes."""
 
+import math
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from ckda.layers.baselines import GRU, AttentionBlock
 from ckda.layers.complex_kda import RANGES, ComplexKDA
 from ckda.layers.delta_product import DeltaProduct
 
-__all__ = ["ARMS", "Continuer", "Deaf", "build"]
+__all__ = ["ARMS", "Continuer", "Deaf", "build", "wind"]
 
 #: what is compared: the four range settings, DeltaProduct_2 from near reflections and from the standard start, GRU, Transformer
 ARMS = (*RANGES, "deltaproduct2", "deltaproduct2-standard", "gru", "transformer")
@@ -123,3 +124,37 @@ def build(arm: str, frame: int = 64) -> Continuer:
     else:
         raise ValueError(f"there is no arm {arm!r}; there are {', '.join(ARMS)}")
     return Continuer(mixer, frame=frame)
+
+
+@torch.no_grad()
+def wind(model: Continuer, period: int = 32, turns: tuple[int, ...] = (1, 2, 4, 8)) -> Continuer:
+    """Start Complex KDA as a clock: in silence, the heads with the largest learning rates make these many turns a period.
+
+    A head is given beta near 2 and, on two coordinates, gates near -1 and 1 with the key (cos a, sin a) on them: two
+    reflections, hence the rotation by 2a (thm:complex_eigenvalues). Only what a blank input meets is set, everything trains
+    on, and no parameter is added. One turn a period tells all phases apart; the others tell them apart by more.
+
+    Example:
+        >>> model = wind(build("ckda"))
+        >>> A = model.mixer.matrices(model.blank())[0, 0]
+        >>> turns = torch.linalg.eigvals(A).angle().abs() * 32 / (2 * torch.pi)
+        >>> [bool(((turns - n).abs() < 0.1).any()) for n in (1, 2, 4, 8, 3)]
+        [True, True, True, True, False]
+    """
+    mixer = model.mixer
+    if getattr(mixer, "gate", None) != "signed" or mixer.beta_range != 2:
+        raise ValueError("only Complex KDA can start as a clock; it takes gates in [-1, 1] and learning rates up to 2")
+    K = mixer.head_dim
+    near_one = 2 * math.atanh(1 - 1e-3)  # |alpha| about exp(-1e-3), the slowest of the standard start
+    lead = mixer.b_proj(model.blank())[0, 0].argsort(descending=True)[: len(turns)].sort().values.tolist()
+    for head, number in zip(lead, turns, strict=True):
+        a = math.pi * number / period
+        rows = slice(head * K, (head + 1) * K)
+        key = mixer.k_proj.weight[rows, -1]
+        size = float(key.norm())
+        key.zero_()
+        key[0], key[1] = size * math.cos(a), size * math.sin(a)
+        mixer.dt_bias[rows][:2] = torch.tensor([-near_one, near_one])
+        mixer.f_proj[1].weight[head * K : head * K + 2] *= 0.1
+        mixer.b_proj.bias[head] = 5.0 - mixer.b_proj.weight[head, -1]
+    return model

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from ckda.models.audio import ARMS, build
+from ckda.analysis.audio import spectra, told_apart
+from ckda.models.audio import ARMS, build, wind
 from ckda.tasks.audio import Continuation, cut, groove
 from ckda.train import Ensemble, Recipe
 
@@ -82,6 +83,22 @@ def test_delta_product_is_its_two_reflections():
             key, rate = k[0, t, i], beta[0, t, i, :, None]
             S = S + (rate * key)[:, :, None] * (v[0, t, i] - torch.einsum("hk,hkv->hv", key, S))[:, None]
         torch.testing.assert_close(o[0, t], torch.einsum("hk,hkv->hv", q[0, t], S), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_clock_turns_as_it_is_wound(seed):
+    """Four heads start with 1, 2, 4 and 8 turns a loop: 32 phases apart, moduli near 1, no parameter more."""
+    torch.manual_seed(seed)
+    plain, model = build("ckda"), wind(build("ckda"))
+    assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in plain.parameters())
+    heads = spectra(model, 32)
+    lasting = [head for head in heads if head["modulus"] is not None and head["modulus"] > 0.98]
+    assert sorted(round(head["turns"]) for head in lasting) == [1, 2, 4, 8]
+    assert all(abs(head["turns"] - round(head["turns"])) < 0.05 for head in lasting)
+    assert told_apart(heads, 32) == 32
+    assert torch.count_nonzero(model.mixer.v_proj(model.blank())) == 0
+    with pytest.raises(ValueError, match="only Complex KDA"):
+        wind(build("kda-beta2"))
 
 
 def test_an_unknown_arm_is_named():
