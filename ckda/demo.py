@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
             for arm, ensemble in arms.items()
         },
         "mechanism": _mechanism(arms["ckda"], task),
-        "strip": _strip(arms, task, first=max(lengths) - 12),
+        "strip": _strip(arms, task, first=min(4 * recipe.curriculum[-1], max(lengths)) - 12),
     }
     result["seconds"] = round(time.perf_counter() - began, 2)
     write_json(out / "demo.json", result)
@@ -280,7 +280,7 @@ def _print_table(result: dict[str, Any], page: Path) -> None:
 
 
 def _page(result: dict[str, Any]) -> Page:
-    recipe, longest = result["recipe"], max(map(int, result["arms"]["ckda"]["scores"]))
+    recipe, strip = result["recipe"], result["strip"]
     page = Page(
         "One layer that keeps track",
         "Four one-layer models read shuffles of three cups (the group S3) and say after every shuffle where the cups are. "
@@ -294,10 +294,11 @@ def _page(result: dict[str, Any]) -> Page:
         "An accuracy near 0.2 is what the parity of the shuffle alone gives.",
     )
     page.table(_head(result), _rows(result), strong=list(ARM_LABELS).index("ckda"))
-    page.section("The shell game, far beyond the training length")
+    page.section("The shell game, past the training length")
     page.figure(
-        cups_strip(result["strip"]),
-        f"The last moves of a word of {longest}. Colours are cups, heights are places; a wrong answer is struck through.",
+        cups_strip(strip),
+        f"The last moves of a word of {strip['first'] - 1 + len(strip['moves'])}. Colours are cups, heights are places; "
+        "a wrong answer is struck through.",
     )
     page.section("What Complex KDA has learned")
     page.figure(

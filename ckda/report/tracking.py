@@ -60,6 +60,7 @@ def mechanism_figure(mechanism: dict[str, Any]) -> Any:
         left.plot([h] * len(values), values, "o", color=colour, markersize=4, alpha=0.85)
     left.axhline(2, color="#5c6b7a", linewidth=0.8, linestyle="--")
     left.axhline(1, color="#5c6b7a", linewidth=0.8, linestyle=":")
+    left.set_xticks(range(len(beta[0])))
     left.set(xlabel="head", ylabel="β", ylim=(-0.05, 2.15), title=f"β by head (head {head} works)")
     image = middle.imshow(mechanism["alpha"], cmap="RdBu", vmin=-1, vmax=1, aspect="auto")
     middle.set_yticks(range(len(names)), names)
