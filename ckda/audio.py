@@ -418,10 +418,10 @@ def _print_table(result: dict[str, Any], page: Path) -> None:
     several = any(len(r["seeds"]) > 1 for r in result["runs"].values())
     head, body = rows(result)
     table = Table(title="continuation of the loop" + (", first seed / best seed" if several else ""))
-    for i, name in enumerate(head):
-        table.add_column(name, justify="left" if i == 0 else "right", no_wrap=True)
-    for row, one in zip(body, result["runs"].values(), strict=True):
-        table.add_row(*row, style="bold" if one["arm"] == "ckda" else None)
+    for i, text in enumerate(head):
+        table.add_column(text, justify="left" if i == 0 else "right", no_wrap=i == 0)
+    for (name, one), row in zip(result["runs"].items(), body, strict=True):
+        table.add_row(name, *row[1:], style="bold" if one["arm"] == "ckda" else None)
     console = Console()
     console.print(table)
     console.print(f"{result['seconds']:.0f} s. Figures and sound: {page}", highlight=False, soft_wrap=True)

@@ -269,11 +269,11 @@ def _print_table(result: dict[str, Any], page: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title="scaled accuracy by word length (0: chance, 1: always right; trained up to 32)")
+    table = Table(title="scaled accuracy by word length (chance is 0; trained up to 32)")
     for i, name in enumerate(_head(result)):
         table.add_column(name, justify="left" if i == 0 else "right", no_wrap=True)
     for arm, row in zip(ARM_LABELS, _rows(result), strict=True):
-        table.add_row(*row, style="bold" if arm == "ckda" else None)
+        table.add_row(arm, *row[1:], style="bold" if arm == "ckda" else None)
     console = Console()
     console.print(table)
     console.print(f"{result['seconds']:.0f} s. The pictures: {page}", highlight=False, soft_wrap=True)
