@@ -50,7 +50,7 @@ def test_smoke_run_leaves_everything_and_is_read_back(tmp_path, capsys):
     stamp = (tmp_path / "runs/ckda.json").stat().st_mtime_ns
     assert main(command) == 0
     assert (tmp_path / "runs/ckda.json").stat().st_mtime_ns == stamp  # nothing was trained again
-    assert "Complex KDA" in capsys.readouterr().out
+    assert "│ ckda " in capsys.readouterr().out
     assert main(["inspect", "audio", str(tmp_path / "runs/ckda.pt"), "--length", "24", "--json"]) == 0
     seen = json.loads(capsys.readouterr().out)
     assert len(seen["heads"]) == 8
