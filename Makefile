@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.ready
 PART   ?= tests ckda
 ARGS   ?=
 
-.PHONY: demo test lint bench docs clean
+.PHONY: demo test lint docs clean
 
 demo: $(STAMP)
 	$(BIN)/ckda demo $(ARGS)

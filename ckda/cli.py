@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 
 #: verb -> (module with `add_arguments(parser)` and `run(args) -> int`, the extra it needs, one line of help)
 VERBS: dict[str, tuple[str, str, str]] = {
@@ -19,9 +20,28 @@ def add_common_arguments(parser: argparse.ArgumentParser, out: str) -> None:
     """The manners every verb shares. `out` is the default folder of its results."""
     parser.add_argument("--out", default=out, help="folder for JSON, figures and checkpoints (default: %(default)s)")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda", "mps"])
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=_seed, default=0)
     parser.add_argument("--smoke", action="store_true", help="a run of seconds that only shows that everything works")
     parser.add_argument("--json", action="store_true", help="only the result as JSON on standard output")
+
+
+def _seed(text: str) -> int:
+    value = int(text)
+    if not 0 <= value < 2**31:
+        raise argparse.ArgumentTypeError(f"{value} is not from 0 to {2**31 - 1}")
+    return value
+
+
+def make_folder(path: str) -> Path:
+    """The folder of --out, made before any work is done for it."""
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".writable").touch()
+        (folder / ".writable").unlink()
+    except OSError as error:
+        raise SystemExit(f"--out {path}: {error.strerror}") from error
+    return folder
 
 
 def pick_device(name: str) -> str:

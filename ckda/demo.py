@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ckda import transition
-from ckda.cli import add_common_arguments, pick_device
+from ckda.cli import add_common_arguments, make_folder, pick_device
 from ckda.layers import RANGES, ComplexKDA
 from ckda.models.tracker import Tracker
 from ckda.record import environment, write_json
@@ -26,7 +26,7 @@ from ckda.report import Page
 from ckda.report.page import svg_of
 from ckda.report.tracking import ARM_LABELS, cups_strip, extrapolation_figure, mechanism_figure
 from ckda.tasks.groups import WordProblem, correct_products, scaled_accuracy
-from ckda.train import Ensemble, Recipe
+from ckda.train import Ensemble, Recipe, deferred_interrupt
 
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
 _SAVE_EVERY = 15.0  # seconds between checkpoints
@@ -59,7 +59,7 @@ def build(arm: str, task: WordProblem) -> Tracker:
 
 def run(args: argparse.Namespace) -> int:
     """Train, test, draw; returns the exit status."""
-    device, out = pick_device(args.device), Path(args.out)
+    device, out = pick_device(args.device), make_folder(args.out)
     task = WordProblem.named("S3")
     recipe = Recipe(steps=20 if args.smoke else args.steps, batch=8 if args.smoke else args.batch)
     lengths = LENGTHS[:4] if args.smoke else LENGTHS
@@ -117,29 +117,36 @@ def _resume(arms: dict[str, Ensemble], out: Path) -> None:
 
 
 def _train(arms: dict[str, Ensemble], out: Path, fresh: bool, quiet: bool) -> dict[str, list[float]]:
-    """Train the arms in turn, a few updates at a time, so that they advance side by side; returns the losses seen."""
+    """Train the arms in turn, a few updates at a time, so that they advance side by side.
+
+    Returns the losses seen, every tenth update since the start or the resumption.
+    """
     if not fresh:
         _resume(arms, out)
     steps = next(iter(arms.values())).recipe.steps
     losses: dict[str, list[float]] = {arm: [] for arm in arms}
     saved = time.perf_counter()
-    with _display(arms, quiet) as show:
-        try:
-            while any(ensemble.step < steps for ensemble in arms.values()):
-                for arm, ensemble in arms.items():
-                    for _ in range(min(10, steps - ensemble.step)):
-                        loss = float(ensemble.train_step()[0])
-                    if ensemble.step <= steps:
-                        losses[arm].append(round(loss, 5))
-                        show(arm, loss)
-                if time.perf_counter() - saved > _SAVE_EVERY:
-                    _save(arms, out)
-                    saved = time.perf_counter()
-        except KeyboardInterrupt:
-            _save(arms, out)
-            print(f"\nstopped; the same command goes on from here (checkpoints in {out})", file=sys.stderr)
-            raise
+    with deferred_interrupt() as asked, _display(arms, quiet) as show:
+        while any(ensemble.step < steps for ensemble in arms.values()):
+            for arm, ensemble in arms.items():
+                if ensemble.step < steps and not asked():
+                    loss = _updates(ensemble, min(10, steps - ensemble.step))
+                    losses[arm].append(round(loss, 5))
+                    show(arm, loss)
+            if asked() or time.perf_counter() - saved > _SAVE_EVERY:
+                _save(arms, out)
+                saved = time.perf_counter()
+            if asked():
+                print(f"\nstopped; the same command goes on from here (checkpoints in {out})", file=sys.stderr)
+                raise KeyboardInterrupt
     return losses
+
+
+def _updates(ensemble: Ensemble, count: int) -> float:
+    """Train `count` updates; the last loss."""
+    for _ in range(count):
+        loss = ensemble.train_step()
+    return float(loss[0])
 
 
 def _save(arms: dict[str, Ensemble], out: Path) -> None:

@@ -2,11 +2,14 @@
 
 import json
 import re
+import signal
+from functools import partial
 
 import pytest
 
 from ckda import cli, demo
-from ckda.train import Ensemble
+from ckda.tasks.groups import WordProblem
+from ckda.train import Ensemble, Recipe
 
 
 def test_smoke_run_writes_everything(tmp_path, capsys):
@@ -31,7 +34,7 @@ def test_interrupted_run_goes_on(tmp_path, monkeypatch, capsys):
     def interrupted(self):
         calls.append(1)
         if len(calls) == 33:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)  # as Ctrl-C would, in the middle of an update
         return original(self)
 
     monkeypatch.setattr(Ensemble, "train_step", interrupted)
@@ -44,7 +47,27 @@ def test_interrupted_run_goes_on(tmp_path, monkeypatch, capsys):
     assert scores == {arm: values["scores"] for arm, values in whole["arms"].items()}
 
 
-@pytest.mark.parametrize("wrong", [["--steps", "0"], ["--batch", "x"], ["--device", "tpu"], ["--nonsense"]])
+def test_resume_where_one_arm_is_done(tmp_path):
+    """An interruption in the last round leaves some arms finished and others not."""
+    task = WordProblem.named("S3")
+    recipe = Recipe(steps=4, batch=4, curriculum=(4,))
+    arms = {arm: Ensemble(partial(demo.build, arm, task), task, recipe, (0,)) for arm in ("kda", "ckda")}
+    for _ in range(4):
+        arms["kda"].train_step()
+    losses = demo._train(arms, tmp_path, fresh=True, quiet=True)
+    assert losses["kda"] == []
+    assert len(losses["ckda"]) == 1
+
+
+def test_an_unusable_folder_is_said_before_training(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit, match="--out"):
+        cli.main(["demo", "--smoke", "--out", str(tmp_path / "file")])
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--steps", "0"], ["--batch", "x"], ["--device", "tpu"], ["--seed", "-1"], ["--nonsense"]]
+)
 def test_wrong_arguments(wrong, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(["demo", *wrong])

@@ -10,6 +10,7 @@ from torch.nn.functional import silu
 from ckda import transition
 from ckda.layers.parts import HeadNorm, ShortConvolution
 from ckda.ops import complex_kda, complex_kda_step
+from ckda.ops.call import unit
 from ckda.ops.gate import beta_from_logit, beta_spread, evaluate_gate, init_A_log, init_dt_bias
 
 __all__ = ["RANGES", "ComplexKDA", "LayerCache", "Transitions"]
@@ -160,8 +161,9 @@ class ComplexKDA(nn.Module):
             if name in self.convolutions:
                 y, new_past[name] = self.convolutions[name](y, past.get(name), cu_seqlens)
             out[name] = (silu(y) if name in self.activate else y).unflatten(-1, (-1, heads[name]))
-        out["g"] = self.f_proj(x).unflatten(-1, (-1, self.head_dim))
-        out["beta"] = self.b_proj(x)
+        # autocast leaves the convolutions in float32 and the projections not
+        out["g"] = self.f_proj(x).to(out["q"].dtype).unflatten(-1, (-1, self.head_dim))
+        out["beta"] = self.b_proj(x).to(out["q"].dtype)
         return out, new_past
 
     def _options(self) -> dict[str, Any]:
@@ -216,9 +218,7 @@ class ComplexKDA(nn.Module):
         """What the layer does to its state on x [B, T, d], for looking at."""
         y, _ = self._project(x, {})
         alpha = evaluate_gate(self.gate, y["g"], self.A_log, self.dt_bias).alpha()
-        k = y["k"] if y["k"].dtype == torch.float64 else y["k"].float()
-        k = torch.nn.functional.normalize(k, dim=-1, eps=0.0)
-        k = k.repeat_interleave(self.num_v_heads // self.num_heads, dim=2)
+        k = unit(y["k"]).repeat_interleave(self.num_v_heads // self.num_heads, dim=2)
         return Transitions(alpha, k, beta_from_logit(y["beta"], self.beta_range))
 
     def matrices(self, x: Tensor) -> Tensor:

@@ -2,11 +2,11 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 
 from ckda import transition
 from ckda.layers.parts import HeadNorm
 from ckda.ops import complex_kda
+from ckda.ops.call import unit
 from ckda.ops.gate import beta_from_logit
 
 __all__ = ["DeltaProduct"]
@@ -84,7 +84,7 @@ class DeltaProduct(nn.Module):
     def matrices(self, x: Tensor) -> Tensor:
         """[B, T, H, K, K] each token's transition, the product of its factors, newest on the left."""
         k = self.k_proj(x).unflatten(-1, (self.num_updates, self.num_heads, -1))
-        k = normalize(k if k.dtype == torch.float64 else k.float(), dim=-1, eps=0.0)
+        k = unit(k)
         beta = beta_from_logit(self.b_proj(x), self.beta_range).unflatten(-1, (self.num_updates, -1))
         A = transition.dense(torch.ones_like(k[:, :, 0]), k[:, :, 0], beta[:, :, 0])
         for i in range(1, self.num_updates):

@@ -1,5 +1,6 @@
 """The operator: one front door, several backends that must agree (ckda/ops/registry.py lists them)."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -141,11 +142,16 @@ def complex_kda(
     if q.device.type == "cpu" and not torch.compiler.is_compiling() and not _mapped(call):
         check_values(call)
     chosen = choose(backend, call).backend
-    if chosen.backward is None:
-        o, state = chosen.forward(call)
-    else:
-        o, state = custom.apply(call, chosen.name)
+    with _full_precision(q.device):
+        o, state = chosen.forward(call) if chosen.backward is None else custom.apply(call, chosen.name)
     return o, state if output_final_state else None
+
+
+def _full_precision(device: torch.device) -> AbstractContextManager:
+    """Autocast is for the caller's projections; the recurrence keeps its own precision."""
+    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
 
 
 def _mapped(call: Call) -> bool:
@@ -237,7 +243,8 @@ def complex_kda_step(
         output_final_state=True,
         **options,
     )
-    o, following = BACKENDS["reference"].forward(call)
+    with _full_precision(q.device):
+        o, following = BACKENDS["reference"].forward(call)
     if inplace:
         following = state.copy_(following.detach())
     return o.squeeze(1), following

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ckda.ops.gate import beta_from_logit, gate_alpha, gate_backward, sigmoid
 
-__all__ = ["Call", "Gradients", "Norms", "Prepared", "Raw", "prepare", "prepare_backward"]
+__all__ = ["Call", "Gradients", "Norms", "Prepared", "Raw", "prepare", "prepare_backward", "unit"]
 
 
 class Call(NamedTuple):
@@ -116,6 +116,18 @@ def _inverse_norm(x: Tensor) -> Tensor:
     """1 / |x| over the last axis, kept; zero for a zero vector. Nothing is added under the root."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return torch.where(norm > 0, norm, torch.inf).reciprocal()
+
+
+def unit(x: Tensor) -> Tensor:
+    """x / |x| over the last axis, in float32 at least; a zero vector stays zero.
+
+    Example:
+        >>> unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+        tensor([[0.6000, 0.8000],
+                [0.0000, 0.0000]])
+    """
+    x = x if x.dtype == torch.float64 else x.float()
+    return x * _inverse_norm(x)
 
 
 def _norm2(k: Tensor) -> Tensor:

@@ -97,8 +97,6 @@ class _Layout:
 
     def final(self, states: Tensor, initial: Tensor) -> Tensor:
         """States after each chunk [R, NC, K, V] -> one per sequence [N, HV, K, V]; an empty one keeps its initial state."""
-        if not self.packed:
-            return states[:, -1].unflatten(0, (self.B, self.HV))
         chosen = states[:, self.last_slot.clamp_min(0)].transpose(0, 1)
         return torch.where(self.empty[:, None, None, None], initial, chosen)
 
@@ -429,7 +427,8 @@ def _segments(call: Call) -> list[slice]:
     chunk_bytes = B * HV * C * max(K, V) * call.state_dtype.itemsize
     length = max(1, _SEGMENT_BYTES // chunk_bytes) * C
     whole = T // C * C
-    return [slice(t, min(t + length, whole)) for t in range(0, whole, length)] + [slice(whole, T)] * (whole < T)
+    segments = [slice(t, min(t + length, whole)) for t in range(0, whole, length)]
+    return [*segments, slice(whole, T)] if whole < T else segments
 
 
 def _segment(call: Call, time: slice, state: Tensor | None) -> Call:

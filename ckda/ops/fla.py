@@ -8,9 +8,8 @@ from importlib.util import find_spec
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
-from ckda.ops.call import Call
+from ckda.ops.call import Call, unit
 from ckda.ops.gate import Gate, beta_from_logit, evaluate_gate
 
 __all__ = ["absorb_signs", "forward", "refuses"]
@@ -62,7 +61,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     gate = given if call.gate is None else evaluate_gate(call.gate, call.g, call.A_log, call.dt_bias)
     assert call.beta is not None
     beta = call.beta if call.beta_range is None else beta_from_logit(call.beta, call.beta_range).to(call.beta.dtype)
-    q, k = (normalize(x.float(), dim=-1, eps=0.0).to(x.dtype) if call.normalize_qk else x for x in (call.q, call.k))
+    q, k = (unit(x).to(x.dtype) if call.normalize_qk else x for x in (call.q, call.k))
     q, k = (x.repeat_interleave(call.group, dim=2) for x in (q, k))
     P = None if gate.sign is None else absorb_signs(gate.sign, call.cu_seqlens)
     if P is not None:

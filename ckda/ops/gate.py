@@ -58,6 +58,12 @@ def _affine(A_log: Tensor | None, dt_bias: Tensor | None, g: Tensor, head_axis: 
     return rate, rate * dt_bias.to(g.dtype).view(HV, *between, K) + 0.0  # + 0.0: no shift is -0.0, so no u is
 
 
+def _biased(g: Tensor, dt_bias: Tensor | None, head_axis: int) -> Tensor:
+    """g + dt_bias."""
+    shape = (g.shape[head_axis], *(1,) * (-head_axis - 2), g.shape[-1])
+    return g if dt_bias is None else g + dt_bias.to(g.dtype).view(shape)
+
+
 def _wide(g: Tensor) -> Tensor:
     return g if g.dtype == torch.float64 else g.float()
 
@@ -120,7 +126,7 @@ def evaluate_gate(
     if gate == "sigmoid":
         return Gate(-5 * sigmoid(u), None)
     if gate == "softplus":
-        return Gate(-rate * _softplus(u / rate), None)
+        return Gate(-rate * _softplus(_biased(g, dt_bias, head_axis)), None)
     raise ValueError(f"gate is {gate!r}; it may be one of {', '.join(map(repr, GATES))}")
 
 
@@ -163,7 +169,7 @@ def gate_backward(
         s = sigmoid(u)
         du = torch.addcmul(s, s, s, value=-1).mul_(dlog).mul_(-5)
     else:
-        x = u / rate
+        x = _biased(g, dt_bias, head_axis)
         du = sigmoid(x).mul_(dlog).neg_()
     dg = du * rate
     others = tuple(axis for axis in range(g.dim()) if axis not in (g.dim() + head_axis, g.dim() - 1))

@@ -69,8 +69,11 @@ def _check_shapes(call: Call) -> None:
 def _check_options(call: Call) -> None:
     if call.gate is not None and call.gate not in GATES:
         _fail("gate", repr(call.gate), f"None or one of {', '.join(map(repr, GATES))}")
-    if call.beta_range is not None and (isinstance(call.beta_range, bool) or call.beta_range not in (1, 2)):
+    if call.beta_range is not None and (type(call.beta_range) is not int or call.beta_range not in (1, 2)):
         _fail("beta_range", repr(call.beta_range), "None, 1 or 2")
+    for name in ("normalize_qk", "output_final_state"):
+        if not isinstance(getattr(call, name), bool):
+            _fail(name, repr(getattr(call, name)), "True or False")
     if call.gate is not None and call.sign is not None:
         raise ValueError(
             f"sign is given together with gate={call.gate!r}; it must be None, for a named gate makes its own"

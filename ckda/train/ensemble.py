@@ -201,22 +201,26 @@ class Ensemble:
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
             key, step, tensors, generators = (state[k] for k in ("key", "step", "tensors", "generators"))
+            own = self._tensors()
+            fits = all(tensors[name].shape == tensor.shape for name, tensor in own.items())
+            restored = [torch.Generator(self.device) for _ in self.generators]
+            for generator, generator_state in zip(restored, generators, strict=True):
+                generator.set_state(generator_state)
         except (
             pickle.UnpicklingError,
             RuntimeError,
+            OSError,
             EOFError,
             KeyError,
             TypeError,
             AttributeError,
             ValueError,
         ) as error:
-            raise ValueError(f"{path} is no checkpoint of ckda: {error}") from error
-        if key != self.key():
+            raise ValueError(f"{path} is no checkpoint of ckda for this run: {error}") from error
+        if key != self.key() or not fits or not isinstance(step, int) or not 0 <= step <= self.recipe.steps:
             raise ValueError(f"{path} is of another run: its recipe, seeds, task or model differ from this one's")
-        own = self._tensors()
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(tensors[name])
         self.step = self.adamw.count = step
-        for generator, own_state in zip(self.generators, generators, strict=True):
-            generator.set_state(own_state)
+        self.generators = restored

@@ -140,3 +140,11 @@ def test_prescribed_state_is_no_parameter():
     layer = make(initial_state=torch.eye(8))
     assert "initial_state" not in dict(layer.named_parameters())
     assert "initial_state" in layer.state_dict()
+
+
+def test_zero_input_has_finite_transitions():
+    layer = ComplexKDA(24, 2, 8)
+    alpha, k, beta = layer.transitions(torch.zeros(1, 3, 24))
+    assert alpha.isfinite().all()
+    assert (k == 0).all()
+    assert beta.isfinite().all()

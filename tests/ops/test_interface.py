@@ -491,3 +491,41 @@ def test_vmap_over_signs() -> None:
 
     mapped = torch.func.vmap(one)(signs)
     torch.testing.assert_close(mapped, torch.stack([one(sign) for sign in signs]))
+
+
+def test_autocast_leaves_the_recurrence_alone() -> None:
+    x = torch.randn(2, 9, 2, 4)
+    plain = complex_kda(x, x, x, -x.abs(), x[..., 0], normalize_qk=True)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = complex_kda(x, x, x, -x.abs(), x[..., 0], normalize_qk=True)[0]
+    assert torch.equal(plain, cast)
+
+
+def test_a_compiled_call_takes_another_length() -> None:
+    compiled = torch.compile(
+        lambda x: complex_kda(x, x, x, x, x[..., 0], gate="signed", beta_range=2, normalize_qk=True)[0],
+        fullgraph=True,
+        backend="aot_eager",
+    )
+    for T in (10, 100, 33):
+        x = torch.randn(2, T, 2, 8, requires_grad=True)
+        plain = complex_kda(x, x, x, x, x[..., 0], gate="signed", beta_range=2, normalize_qk=True)[0]
+        torch.testing.assert_close(compiled(x), plain)
+        (grad,) = torch.autograd.grad(compiled(x).sin().sum(), x)
+        (expected,) = torch.autograd.grad(plain.sin().sum(), x)
+        torch.testing.assert_close(grad, expected)
+
+
+@pytest.mark.parametrize(("option", "value"), [("beta_range", 2.0), ("normalize_qk", "no"), ("output_final_state", 1)])
+def test_options_of_another_type_are_refused(option: str, value: object) -> None:
+    x = torch.zeros(1, 3, 2, 4)
+    with pytest.raises(ValueError, match=option):
+        complex_kda(x, x, x, x, x[..., 0], **{option: value})  # type: ignore[arg-type]
+
+
+def test_softplus_with_a_vanishing_rate_is_finite() -> None:
+    x = torch.randn(1, 5, 2, 4, requires_grad=True)
+    o, _ = complex_kda(x, x, x, x, x[..., 0], gate="softplus", A_log=torch.full((2,), -110.0), normalize_qk=True)
+    (grad,) = torch.autograd.grad(o.sum(), x)
+    assert o.isfinite().all()
+    assert grad.isfinite().all()
