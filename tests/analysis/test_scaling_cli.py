@@ -84,7 +84,6 @@ def test_own_runs_from_a_csv_without_groups(tmp_path, capsys):
         (["fit", "--level", "1.5"], "between 0 and 1"),
         (["fit", "--huber", "0"], "Huber scale"),
         (["fit", "--device", "cuda"], "run on the CPU"),
-        (["fit", "--seed", "-1"], "must not be negative"),
         (["predict"], "nothing to predict"),
         (["predict", "7B/1T"], "run `ckda scaling fit` first"),
         (["predict", "7B"], "expected SIZE/TOKENS"),
@@ -184,3 +183,10 @@ def test_every_command_of_the_documentation_parses():
     cli.add_arguments(parser)
     for line in lines:
         parser.parse_args(shlex.split(line)[2:])
+
+
+def test_a_negative_seed_is_refused_by_the_command_itself(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["scaling", "fit", "--seed", "-1"])
+    assert stop.value.code == 2
+    assert "-1 is not from 0" in capsys.readouterr().err

@@ -93,8 +93,6 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError(f"--device {args.device}: scaling fits run on the CPU; give cpu or auto")
     if not 0 < args.level < 1:
         raise ValueError(f"--level {args.level}: it must lie between 0 and 1")
-    if args.seed < 0:
-        raise ValueError(f"--seed {args.seed}: it must not be negative")
     for name in ("bootstrap", "restarts", "coverage"):
         if getattr(args, name, 0) < 0:
             raise ValueError(f"--{name} {getattr(args, name)}: it must not be negative")
