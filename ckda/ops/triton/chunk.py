@@ -39,6 +39,11 @@ class Plan(NamedTuple):
     work_dtype: torch.dtype  #: of y and of the states at the chunks' starts
 
     @property
+    def split(self) -> bool:
+        """Whether what must be exact is kept as two bfloat16 halves."""
+        return self.dtype == torch.bfloat16
+
+    @property
     def slots(self) -> int:
         """The chunks of the whole call."""
         return self.NC if self.packed else self.B * self.NC
@@ -130,7 +135,7 @@ def _gate_arguments(call: Call, p: Plan) -> dict[str, Any]:
         "NORMALIZE": call.normalize_qk,
         "BETA_RANGE": call.beta_range or 0,
         "BOUNDED": not unbounded,
-        "WIDE": unbounded or p.dtype == torch.float32,
+        "WIDE": unbounded or p.dtype != torch.bfloat16,
         "DOT": _dot(p.dtype),
         "PACKED": p.packed,
     }
@@ -148,11 +153,12 @@ class Saved(NamedTuple):
     k_start: Tensor
     k_end: Tensor
     A: Tensor  #: [B, T, HV, C]
-    solver: Tensor  #: float32 [B, T, HV, C]
+    solver: Tensor  #: [B, T, HV, C] float32, or the high half
+    solver_low: Tensor  #: [B, T, HV, C] the low half; empty where the solver is float32
     rho: Tensor  #: float32 [B, T, HV]
     total: Tensor  #: float32 [slots, HV, K]
     y: Tensor  #: [B, T, HV, V]
-    states: Tensor  #: [slots, HV, K, V]
+    states: Tensor  #: [slots, HV, V, K]
     transitions: Tensor  #: float32 [B, num_segments - 1, HV, K, K] of the segments but the first; empty where there is one
 
 
@@ -167,11 +173,12 @@ def _empty_saved(call: Call, p: Plan) -> Saved:
         k_start=empty(*keys, dtype=p.dtype),
         k_end=empty(*keys, dtype=p.dtype),
         A=empty(*square, dtype=p.dtype),
-        solver=empty(*square, dtype=f32),
+        solver=empty(*square, dtype=p.work_dtype),
+        solver_low=empty(*(square if p.split else (0,)), dtype=p.work_dtype),
         rho=empty(p.B, p.T, p.HV, dtype=f32),
         total=empty(p.slots, p.HV, p.K, dtype=f32),
         y=empty(p.B, p.T, p.HV, p.V, dtype=p.work_dtype),
-        states=empty(p.slots, p.HV, p.K, p.V, dtype=p.work_dtype),
+        states=empty(p.slots, p.HV, p.V, p.K, dtype=p.work_dtype),
         transitions=empty(p.B, p.num_segments - 1, p.HV, p.K, p.K, dtype=f32),
     )
 
@@ -189,6 +196,8 @@ def _state_arguments(p: Plan, x: Saved, where: _Chunks, call: Call) -> dict[str,
         "p_k_end": x.k_end,
         "p_A": x.A,
         "p_solver": x.solver,
+        "p_solver_low": x.solver_low,
+        "SPLIT": p.split,
         "p_rho": x.rho,
         "p_total": x.total,
         "p_cu_seqlens": call.cu_seqlens,
@@ -208,8 +217,9 @@ def _state_arguments(p: Plan, x: Saved, where: _Chunks, call: Call) -> dict[str,
 
 def _intra(call: Call, p: Plan, x: Saved, where: _Chunks) -> Launch:
     arguments = _gate_arguments(call, p) | {"p_starts": where.starts, "p_ends": where.ends}
-    outputs = {f"p_{name}": getattr(x, name) for name in ("q_start", "k_start", "k_end", "A", "solver", "rho", "total")}
-    return Launch(intra_kernel, (p.slots, p.HV), arguments | outputs, num_warps=4)
+    outputs = {f"p_{name}": getattr(x, name) for name in ("q_start", "k_start", "k_end", "A", "solver", "solver_low", "rho", "total")}
+    arguments |= {"LEVELS": p.C.bit_length() - 1, "SPLIT": p.split}
+    return Launch(intra_kernel, (p.slots, p.HV), arguments | outputs, num_warps=8 if p.K > 64 else 4)
 
 
 def _state(
@@ -256,6 +266,22 @@ def _segment_starts(call: Call, p: Plan, x: Saved, where: _Chunks) -> tuple[Tens
     _state(call, p, x, where, None, None, offsets, "offset")()
     _state(call, p, x, where, None, None, transitions, "transition")()
     return _carry(p, transitions, offsets, call.start_state()).flatten(0, 1), transitions
+
+
+def launches(call: Call) -> list[Launch]:
+    """The launches of one forward and backward pass on empty tensors of the call's device: for compiling, not for running."""
+    p = plan(call)
+    x, where = _empty_saved(call, p), _chunks(call, p)
+    o, state = torch.empty_like(call.v), call.zero_state()
+    duy = torch.empty(p.B, p.T, p.HV, -(-p.V // _value_block(p, p.V)))
+    reverse = {"p_dv": o, "p_duy": duy, "p_dstates": x.states}
+    return [
+        _intra(call, p, x, where),
+        _state(call, p, x, where, state, o, state),
+        _state(call, p, x, where, None, None, x.transitions, "transition"),
+        _reverse(call, p, x, where, o, state, state, reverse),
+        _gradient(call, p, x, where, o, o, duy, x.states, _gradient_outputs(call, p)),
+    ]
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor, list[Tensor]]:

@@ -20,15 +20,18 @@ learning rate and of the norm follow on the same tiles, and each gradient is wri
 import triton
 import triton.language as tl
 
-from ckda.ops.triton.chunk_forward import load_chunk
+from ckda.ops.triton.chunk_forward import load_chunk, sequence_place
 from ckda.ops.triton.tile import (
-    at_row,
+    at_token,
     chunk_place,
     dot,
-    dot_right_split,
+    dot_left_split,
     dot_split,
     gate_gradient,
     learning_rate,
+    operand,
+    signed_decays,
+    token_sums,
 )
 
 __all__ = ["gradient_kernel", "reverse_kernel"]
@@ -43,6 +46,7 @@ def reverse_kernel(
     p_k_end,
     p_A,  # [B * T, HV, C]
     p_solver,  # [B * T, HV, C]
+    p_solver_low,
     p_rho,  # [B * T, HV]
     p_total,  # [B * NC, HV, K]
     p_dfinal,  # float32 [N, HV, K, V]
@@ -50,7 +54,7 @@ def reverse_kernel(
     p_first,
     p_dv,  # out [B * T, HV, V]
     p_duy,  # out float32 [B * T, HV, NV] du . y over each block of values
-    p_dstates,  # out [B * NC, HV, K, V] of the state after each chunk
+    p_dstates,  # out [B * NC, HV, V, K] of the state after each chunk
     p_dinitial,  # out float32 [N, HV, K, V], where STORE_INITIAL
     T,
     NC,
@@ -66,85 +70,107 @@ def reverse_kernel(
     HAS_FINAL: tl.constexpr,
     STORE_INITIAL: tl.constexpr,
     SUMMARY: tl.constexpr,
+    SPLIT: tl.constexpr,
     DOT: tl.constexpr,
     PACKED: tl.constexpr,
 ):
     """The gradient of the state from chunk to chunk, backwards; SUMMARY: only that of the segment's initial state."""
     i_v, i_hv, i_n = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    if PACKED:
-        begin = tl.load(p_cu_seqlens + i_n).to(tl.int64)
-        end = tl.load(p_cu_seqlens + i_n + 1).to(tl.int64)
-        first = tl.load(p_first + i_n).to(tl.int64)
-        num = ((end - begin + C - 1) // C).to(tl.int32)
-    else:
-        i_b, i_segment = i_n // NUM_SEGMENTS, (i_n % NUM_SEGMENTS).to(tl.int32)
-        num = tl.minimum(SEGMENT, NC - i_segment * SEGMENT)
-        first = i_b * NC + i_segment * SEGMENT
-        begin, end = i_b * T + i_segment * SEGMENT * C, (i_b + 1) * T
-    b_row = tl.arange(0, C)
+    begin, end, first, num = sequence_place(p_cu_seqlens, p_first, i_n, T, NC, SEGMENT, NUM_SEGMENTS, C, PACKED)
+    b_index = tl.arange(0, C)
     b_channel = tl.arange(0, BK)
     b_value = i_v * BV + tl.arange(0, BV)
     m_channel, m_value = b_channel < K, b_value < V
-    m_state = m_channel[:, None] & m_value[None, :]
-    o_state = (i_n * HV + i_hv) * (K * V) + b_channel[:, None] * V + b_value[None, :]
-    b_dS = tl.zeros([BK, BV], tl.float32)
+    m_state = m_value[:, None] & m_channel[None, :]
+    o_state = (i_n * HV + i_hv) * (K * V) + b_channel[None, :] * V + b_value[:, None]
+    b_dS = tl.zeros([BV, BK], tl.float32)
     if HAS_FINAL:
         b_dS += tl.load(p_dfinal + o_state, mask=m_state, other=0.0)
     for step in range(num):
         c = num - 1 - step
-        b_token = begin + c * C + b_row
+        b_token = begin + c * C + b_index
         m_token = b_token < end
         b_line = b_token * HV + i_hv
         m_key = m_token[:, None] & m_channel[None, :]
-        m_out = m_token[:, None] & m_value[None, :]
+        m_out = m_value[:, None] & m_token[None, :]
         o_key = b_line[:, None] * K + b_channel[None, :]
-        o_value = b_line[:, None] * V + b_value[None, :]
-        o_square = b_line[:, None] * C + b_row[None, :]
+        o_value = b_line[None, :] * V + b_value[:, None]
+        o_square = b_line[:, None] * C + b_index[None, :]
         b_k_end = tl.load(p_k_end + o_key, mask=m_key, other=0.0)
         b_k_start = tl.load(p_k_start + o_key, mask=m_key, other=0.0)
         b_q_start = tl.load(p_q_start + o_key, mask=m_key, other=0.0)
         b_A = tl.load(p_A + o_square, mask=m_token[:, None], other=0.0)
         b_solver = tl.load(p_solver + o_square, mask=m_token[:, None], other=0.0)
+        b_solver_low = b_solver
+        if SPLIT:
+            b_solver_low = tl.load(p_solver_low + o_square, mask=m_token[:, None], other=0.0)
         b_do = tl.load(p_do + o_value, mask=m_out, other=0.0)
         b_rho = tl.load(p_rho + b_line, mask=m_token, other=0.0)
         i_slot = first + c
         b_total = tl.load(p_total + (i_slot * HV + i_hv) * K + b_channel, mask=m_channel, other=1.0)
-        b_du = dot(tl.trans(b_A), b_do, DOT) + dot_right_split(b_k_end, b_dS, DOT)
-        b_dr = dot_split(tl.trans(b_solver), b_du * b_rho[:, None], DOT)
+        b_du = dot(b_do, b_A, DOT) + dot_left_split(b_dS, tl.trans(b_k_end), DOT)
+        b_dr = dot_split(b_du * b_rho[None, :], b_solver, b_solver_low, DOT)
         if not SUMMARY:
-            o_slot = (i_slot * HV + i_hv) * (K * V) + b_channel[:, None] * V + b_value[None, :]
+            o_slot = (i_slot * HV + i_hv) * (K * V) + b_channel[None, :] + b_value[:, None] * K
             tl.store(p_dstates + o_slot, b_dS, mask=m_state)
             tl.store(p_dv + o_value, b_dr, mask=m_out)
             b_y = tl.load(p_y + o_value, mask=m_out, other=0.0).to(tl.float32)
-            tl.store(p_duy + b_line * NV + i_v, tl.sum(b_du * b_y, 1), mask=m_token)
-        b_dS = b_dS * b_total[:, None] + dot(tl.trans(b_q_start), b_do, DOT)
-        b_dS -= dot_right_split(tl.trans(b_k_start), b_dr, DOT)
+            tl.store(p_duy + b_line * NV + i_v, tl.sum(b_du * b_y, 0), mask=m_token)
+        b_dS = b_dS * b_total[None, :] + dot(b_do, b_q_start, DOT) - dot_left_split(b_dr, b_k_start, DOT)
     if STORE_INITIAL:
         tl.store(p_dinitial + o_state, b_dS, mask=m_state)
 
 
 @triton.jit
-def _pairwise_gradients(b_q, b_k, b_cum, b_sign, b_dA, b_D, b_rho, C: tl.constexpr, BK: tl.constexpr):
-    """The pairs' part of dq, of dk as a row and as a column (of A), and X, by the difference of every pair; strict pairs only."""
-    b_row = tl.arange(0, C)
-    b_dq = tl.zeros([C, BK], tl.float32)
-    b_dk_row = tl.zeros([C, BK], tl.float32)
-    b_dk_column = tl.zeros([C, BK], tl.float32)
-    b_X = tl.zeros([C, BK], tl.float32)
+def _factored_gradients(b_q, b_k, b_forward, b_back, b_dA, b_D, b_rho, DOT: tl.constexpr):
+    """dq, dk as a row, dk as a column, k . X, and rows minus columns of log|alpha|: the strict pairs, by factors.
+
+    A pair counts once as a row and once as a column of the gates' gradient, and in the sum over tokens the two must cancel: so
+    both are made of the same rounded factors.
+    """
+    b_qf, b_kf = operand(b_q * b_forward, DOT), operand(b_k * b_forward, DOT)
+    b_scaled = b_k * b_back
+    b_kb, b_kb_rho = operand(b_scaled, DOT), operand(b_scaled * b_rho[None, :], DOT)
+    b_row = dot(b_kb, tl.trans(b_dA), DOT)
+    b_dq = b_forward * b_row
+    b_dlog = b_qf.to(tl.float32) * b_row
+    b_row = dot(b_kb_rho, tl.trans(b_D), DOT)
+    b_dk = -b_forward * b_row
+    b_dlog -= b_kf.to(tl.float32) * b_row
+    b_column = dot(b_qf, b_dA, DOT)
+    b_dk_column = b_back * b_column
+    b_dlog -= b_kb.to(tl.float32) * b_column
+    b_column = dot(b_kf, b_D, DOT)
+    b_dk_column -= b_back * b_rho[None, :] * b_column
+    b_dlog += b_kb_rho.to(tl.float32) * b_column
+    return b_dq, b_dk, b_dk_column, tl.sum(b_scaled * b_column, 0), b_dlog
+
+
+@triton.jit
+def _pairwise_gradients(b_q, b_k, b_log, b_sign, b_dA, b_D, b_rho, C: tl.constexpr, BK: tl.constexpr):
+    """The same by the difference of every pair."""
+    b_index = tl.arange(0, C)
+    b_cum = tl.cumsum(b_log, 1)
+    b_dq = tl.zeros([BK, C], tl.float32)
+    b_dk = tl.zeros([BK, C], tl.float32)
+    b_dk_column = tl.zeros([BK, C], tl.float32)
+    b_kX = tl.zeros([C], tl.float32)
     for j in range(C):
-        b_later = b_row[:, None] > j
-        b_decay = tl.exp2(tl.where(b_later, b_cum - at_row(b_cum, j, C)[None, :], 0.0).to(tl.float32))
-        b_decay = tl.where(b_later, b_decay * b_sign, 0.0) * at_row(b_sign, j, C)[None, :]
-        b_key = b_decay * at_row(b_k, j, C)[None, :]
-        b_dA_j = tl.sum(tl.where(b_row[None, :] == j, b_dA, 0.0), 1)[:, None]
-        b_D_j = tl.sum(tl.where(b_row[None, :] == j, b_D, 0.0), 1)[:, None]
-        b_rho_j = tl.sum(tl.where(b_row == j, b_rho, 0.0), 0)
+        m_later = b_index[None, :] > j
+        b_decay = tl.exp2(tl.where(m_later, b_cum - at_token(b_cum, j, C)[:, None], 0.0).to(tl.float32))
+        b_decay = tl.where(m_later, b_decay * b_sign, 0.0) * at_token(b_sign, j, C)[:, None]
+        b_k_j = at_token(b_k, j, C)
+        b_key = b_decay * b_k_j[:, None]
+        b_dA_j = tl.sum(tl.where(b_index[None, :] == j, b_dA, 0.0), 1)[None, :]
+        b_D_j = tl.sum(tl.where(b_index[None, :] == j, b_D, 0.0), 1)[None, :]
+        b_rho_j = tl.sum(tl.where(b_index == j, b_rho, 0.0), 0)
         b_dq += b_dA_j * b_key
-        b_dk_row -= b_rho_j * b_D_j * b_key
-        b_here = b_row[:, None] == j
-        b_dk_column = tl.where(b_here, tl.sum(b_dA_j * b_q * b_decay, 0)[None, :], b_dk_column)
-        b_X = tl.where(b_here, tl.sum(b_D_j * b_k * b_decay, 0)[None, :], b_X)
-    return b_dq, b_dk_row, b_dk_column, b_X
+        b_dk -= b_rho_j * b_D_j * b_key
+        b_X = tl.sum(b_D_j * b_k * b_decay, 1)
+        b_column = tl.sum(b_dA_j * b_q * b_decay, 1) - b_rho_j * b_X
+        b_dk_column = tl.where(b_index[None, :] == j, b_column[:, None], b_dk_column)
+        b_kX = tl.where(b_index == j, tl.sum(b_k_j * b_X, 0), b_kX)
+    return b_dq, b_dk, b_dk_column, b_kX, b_q * b_dq + b_k * (b_dk - b_dk_column)
 
 
 @triton.jit
@@ -163,8 +189,8 @@ def gradient_kernel(
     p_do,  # [B * T, HV, V]
     p_dr,  # [B * T, HV, V]
     p_duy,  # [B * T, HV, NV]
-    p_states,  # [B * NC, HV, K, V]
-    p_dstates,  # [B * NC, HV, K, V]
+    p_states,  # [B * NC, HV, V, K]
+    p_dstates,  # [B * NC, HV, V, K]
     p_dq,  # out [B * T, HV, K]
     p_dk,  # out [B * T, HV, K]
     p_dg,  # out [B * T, HV, K]
@@ -196,8 +222,8 @@ def gradient_kernel(
     """All gradients of a chunk but dv, which is dr."""
     i_chunk, i_hv = tl.program_id(0), tl.program_id(1)
     begin, end = chunk_place(i_chunk, p_starts, p_ends, T, NC, C, PACKED)
-    b_row = tl.arange(0, C)
-    b_token = begin + b_row
+    b_index = tl.arange(0, C)
+    b_token = begin + b_index
     m_token = b_token < end
     b_line = b_token * HV + i_hv
     b_channel = tl.arange(0, BK)
@@ -207,9 +233,9 @@ def gradient_kernel(
     # what is contracted over the values
     b_D = tl.zeros([C, C], tl.float32)
     b_dA = tl.zeros([C, C], tl.float32)
-    b_dq_start = tl.zeros([C, BK], tl.float32)
-    b_dk_start = tl.zeros([C, BK], tl.float32)
-    b_dk_end = tl.zeros([C, BK], tl.float32)
+    b_dq_start = tl.zeros([BK, C], tl.float32)
+    b_dk_start = tl.zeros([BK, C], tl.float32)
+    b_dk_end = tl.zeros([BK, C], tl.float32)
     b_dtotal = tl.zeros([BK], tl.float32)
     b_diagonal = tl.zeros([C], tl.float32)
     o_slot = (i_chunk * HV + i_hv).to(tl.int64) * (K * V)
@@ -222,71 +248,65 @@ def gradient_kernel(
         b_do = tl.load(p_do + o_value, mask=m_out, other=0.0)
         b_dr = tl.load(p_dr + o_value, mask=m_out, other=0.0)
         b_u = (b_y.to(tl.float32) * b_rho[:, None]).to(b_y.dtype)
-        o_state = o_slot + b_channel[:, None] * V + b_value[None, :]
+        o_state = o_slot + b_channel[:, None] + b_value[None, :] * K
         m_state = m_channel[:, None] & m_value[None, :]
         b_S = tl.load(p_states + o_state, mask=m_state, other=0.0)
         b_dS = tl.load(p_dstates + o_state, mask=m_state, other=0.0)
         b_D += dot(b_dr, tl.trans(b_y), DOT)
         b_dA += dot(b_do, tl.trans(b_u), DOT)
         b_diagonal += tl.sum(b_do.to(tl.float32) * b_u.to(tl.float32), 1)
-        b_dq_start += dot(b_do, tl.trans(b_S), DOT)
-        b_dk_start -= dot(b_dr, tl.trans(b_S), DOT)
-        b_dk_end += dot(b_u, tl.trans(b_dS), DOT)
+        b_dq_start += dot(b_S, tl.trans(b_do), DOT)
+        b_dk_start -= dot(b_S, tl.trans(b_dr), DOT)
+        b_dk_end += dot(b_dS, tl.trans(b_u), DOT)
         b_dtotal += tl.sum(b_S.to(tl.float32) * b_dS.to(tl.float32), 1)
-    m_lower = b_row[:, None] > b_row[None, :]
+    m_lower = b_index[:, None] > b_index[None, :]
     b_D, b_dA = tl.where(m_lower, b_D, 0.0), tl.where(m_lower, b_dA, 0.0)
 
-    b_q, b_k, b_q_inverse, b_k_inverse, b_norm2, b_g, b_rate, b_bias, b_cum, b_sign = load_chunk(
+    b_q, b_k, b_q_inverse, b_k_inverse, b_norm2, b_g, b_rate, b_bias, b_log, b_negative = load_chunk(
         p_q, p_k, p_g, p_sign, p_A_log, p_dt_bias, b_token, m_token, i_hv,
         H, HV, K, BK, C, scale, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, WIDE,
     )  # fmt: skip
+    b_gamma, b_to_end, b_forward, b_back, b_sign = signed_decays(b_log, b_negative, C, DOT, WIDE)
     if BOUNDED:
-        b_from_middle = (b_cum - at_row(b_cum, C // 2 - 1, C)[None, :]).to(tl.float32)
-        b_forward = tl.exp2(b_from_middle) * b_sign
-        b_back = tl.exp2(-b_from_middle) * b_sign
-        b_key = b_k * b_back
-        b_dq = b_forward * dot(b_dA, b_key, DOT)
-        b_dk = -b_forward * dot(b_D * b_rho[None, :], b_key, DOT)
-        b_dk_column = b_back * dot(tl.trans(b_dA), b_q * b_forward, DOT)
-        b_X = b_back * dot(tl.trans(b_D), b_k * b_forward, DOT)
+        b_dq, b_dk, b_dk_column, b_kX, b_dlog = _factored_gradients(
+            b_q, b_k, b_forward, b_back, b_dA, b_D, b_rho, DOT
+        )
     else:
-        b_dq, b_dk, b_dk_column, b_X = _pairwise_gradients(b_q, b_k, b_cum, b_sign, b_dA, b_D, b_rho, C, BK)
-    b_drho = tl.zeros([C], tl.float32)
+        b_dq, b_dk, b_dk_column, b_kX, b_dlog = _pairwise_gradients(
+            b_q, b_k, b_log, b_sign, b_dA, b_D, b_rho, C, BK
+        )
+    b_drho = -b_kX
     for i in tl.static_range(NV):
         b_drho += tl.load(p_duy + b_line * NV + i, mask=m_token, other=0.0)
-    b_drho -= tl.sum(b_k * b_X, 1)
-    b_dk_column -= b_rho[:, None] * b_X
 
-    b_gamma = tl.exp2(b_cum.to(tl.float32)) * b_sign
-    b_dq += b_gamma * b_dq_start
-    b_dk += b_gamma * b_dk_start
-    b_dlog = b_q * b_dq + b_k * (b_dk - b_dk_column)
-    b_last, b_last_sign = at_row(b_cum, C - 1, C), at_row(b_sign, C - 1, C)
-    b_dk_end *= tl.exp2((b_last[None, :] - b_cum).to(tl.float32)) * (b_sign * b_last_sign[None, :])
-    b_reach = b_k * b_dk_end
-    b_dtotal *= tl.exp2(b_last.to(tl.float32)) * b_last_sign
-    b_dlog = tl.cumsum(b_dlog, 0, reverse=True) + (tl.cumsum(b_reach, 0) - b_reach) + b_dtotal[None, :]
-    b_dk += b_dk_column + b_dk_end + b_diagonal[:, None] * b_q
-    b_dq += b_diagonal[:, None] * b_k
+    b_dq_start *= b_gamma
+    b_dk_start *= b_gamma
+    b_dk_end *= b_to_end
+    b_dlog += b_q * b_dq_start + b_k * b_dk_start
+    b_dlog = token_sums(b_dlog, tl.where(b_index[:, None] >= b_index[None, :], 1.0, 0.0), DOT, True)
+    b_dlog += token_sums(b_k * b_dk_end, tl.where(b_index[:, None] < b_index[None, :], 1.0, 0.0), DOT, False)
+    b_dlog += (b_dtotal * at_token(b_gamma, C - 1, C))[:, None]
+    b_dk += b_dk_start + b_dk_column + b_dk_end + b_diagonal[None, :] * b_q
+    b_dq += b_dq_start + b_diagonal[None, :] * b_k
 
     # norm, gate, learning rate
     if NORMALIZE:
         b_unit = b_q * tl.where(scale == 0, 0.0, 1.0 / scale)
-        b_dq = (b_dq - b_unit * tl.sum(b_unit * b_dq, 1)[:, None]) * (b_q_inverse * scale)[:, None]
-        b_dk = (b_dk - b_k * tl.sum(b_k * b_dk, 1)[:, None]) * b_k_inverse[:, None]
+        b_dq = (b_dq - b_unit * tl.sum(b_unit * b_dq, 0)[None, :]) * (b_q_inverse * scale)[None, :]
+        b_dk = (b_dk - b_k * tl.sum(b_k * b_dk, 0)[None, :]) * b_k_inverse[None, :]
     else:
         b_dq *= scale
-    m_tile = m_token[:, None] & m_channel[None, :]
-    o_g = b_line[:, None] * K + b_channel[None, :]
+    m_tile = m_channel[:, None] & m_token[None, :]
+    o_g = b_line[None, :] * K + b_channel[:, None]
     tl.store(p_dq + o_g, b_dq, mask=m_tile)
     tl.store(p_dk + o_g, b_dk, mask=m_tile)
     b_dg, b_dlog_rate = gate_gradient(b_dlog, b_g, b_rate, b_bias, GATE)
     tl.store(p_dg + o_g, b_dg, mask=m_tile)
     o_part = (i_chunk * HV + i_hv).to(tl.int64) * K + b_channel
     if HAS_A_LOG:
-        tl.store(p_dlog_rate + o_part, tl.sum(tl.where(m_tile, b_dlog_rate, 0.0), 0), mask=m_channel)
+        tl.store(p_dlog_rate + o_part, tl.sum(tl.where(m_tile, b_dlog_rate, 0.0), 1), mask=m_channel)
     if HAS_DT_BIAS:
-        tl.store(p_dbias + o_part, tl.sum(tl.where(m_tile, b_dg, 0.0), 0), mask=m_channel)
+        tl.store(p_dbias + o_part, tl.sum(tl.where(m_tile, b_dg, 0.0), 1), mask=m_channel)
     b_dbeta = b_drho / b_norm2
     if BETA_RANGE > 0:
         b_beta = tl.load(p_beta + b_line, mask=m_token, other=0.0).to(tl.float32)

@@ -1,28 +1,31 @@
 """What every kernel is made of: where a chunk lies, norm, gate, cumulative decay, products in the right precision.
 
-Names in the kernels: b_ a tile in registers, p_ pointers, m_ a mask; i_ an index of this program. A tile is [C, BK] or
-[C, BV]: C tokens of one value head, BK >= K and BV >= V powers of two.
+Names in the kernels: b_ a tile in registers, p_ pointers, o_ offsets, m_ a mask; i_ an index of this program. A tile is
+[BK, C] or [BV, C]: the channels of one value head by C tokens, BK >= K and BV >= V powers of two. Channels come first so that the
+large products have at least 64 rows, the height of Hopper's matrix instruction, and so that one product's accumulators
+are the next one's left operand without leaving the registers.
 
-Two precisions. With half-precision inputs (WIDE = False) logs are float32 and products take bfloat16 operands (float16
-inputs: TF32), accumulated in float32. With float32 inputs, or gates without a bound, logs and their sums are float64
-(WIDE = True).
+Two precisions. With bfloat16 inputs and bounded gates logs are float32 and products take bfloat16 operands, accumulated in
+float32; what is repeated from chunk to chunk is kept to 16 bits by splitting an operand in two. With other inputs products
+are three TF32 products, and logs and their sums are float64 (WIDE), as they are for gates without a bound.
 """
 
 import triton
 import triton.language as tl
 
 __all__ = [
-    "at_row",
+    "at_token",
     "chunk_place",
-    "cumulative_decay",
     "dot",
     "dot_left_split",
-    "dot_right_split",
     "dot_split",
     "gate_gradient",
     "inverse_norm",
     "learning_rate",
     "log_gate",
+    "operand",
+    "signed_decays",
+    "token_sums",
 ]
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -44,15 +47,15 @@ def chunk_place(i_chunk, p_starts, p_ends, T, NC, C: tl.constexpr, PACKED: tl.co
 
 
 @triton.jit
-def at_row(b_x, row, C: tl.constexpr):
-    """[C, D] -> [D], one row of a tile."""
-    return tl.sum(tl.where(tl.arange(0, C)[:, None] == row, b_x, 0.0), 0)
+def at_token(b_x, token, C: tl.constexpr):
+    """[D, C] -> [D], one token of a tile."""
+    return tl.sum(tl.where(tl.arange(0, C)[None, :] == token, b_x, 0.0), 1)
 
 
 @triton.jit
 def inverse_norm(b_x):
-    """[C, D] -> [C]: 1 / |x|, zero for a zero vector; nothing is added under the root."""
-    b_square = tl.sum(b_x * b_x, 1)
+    """[D, C] -> [C]: 1 / |x|, zero for a zero vector; nothing is added under the root."""
+    b_square = tl.sum(b_x * b_x, 0)
     return tl.where(b_square > 0, 1.0 / tl.sqrt_rn(tl.where(b_square > 0, b_square, 1.0)), 0.0)
 
 
@@ -73,7 +76,7 @@ def _log1p_small(b_e):
 
 @triton.jit
 def log_gate(b_g, b_rate, b_bias, GATE: tl.constexpr, WIDE: tl.constexpr):
-    """log2|alpha| and whether alpha < 0 (ckda.ops.gate.evaluate_gate) from the raw projection [C, BK].
+    """log2|alpha| and whether alpha < 0 (ckda.ops.gate.evaluate_gate) from the raw projection [BK, C].
 
     b_rate is exp(A_log), b_bias dt_bias, broadcastable to g. GATE "none": g is log|alpha| itself, and not negative.
     """
@@ -104,7 +107,7 @@ def log_gate(b_g, b_rate, b_bias, GATE: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def gate_gradient(b_dlog, b_g, b_rate, b_bias, GATE: tl.constexpr):
-    """dg and the gradient of log(rate) [C, BK] from that of log|alpha| (natural), as in ckda.ops.gate.gate_backward."""
+    """dg and the gradient of log(rate) [BK, C] from that of log|alpha| (natural), as in ckda.ops.gate.gate_backward."""
     if GATE == "none":
         b_dg = tl.where(b_g == float("-inf"), 0.0, b_dlog)
         b_drate = b_dg
@@ -130,60 +133,116 @@ def gate_gradient(b_dlog, b_g, b_rate, b_bias, GATE: tl.constexpr):
 
 
 @triton.jit
-def cumulative_decay(b_log, b_negative):
-    """The inclusive sum of log2|alpha| over the chunk's tokens and the sign of their product, +1 or -1 in float32."""
-    b_cum = tl.cumsum(b_log, 0)
-    b_flips = tl.cumsum(b_negative.to(tl.int32), 0)
-    return b_cum, 1.0 - 2.0 * (b_flips & 1).to(tl.float32)
-
-
-@triton.jit
 def learning_rate(b_beta, BETA_RANGE: tl.constexpr):
     """beta, or BETA_RANGE * sigmoid(beta)."""
     if BETA_RANGE == 0:
         return b_beta
-    b_e = tl.exp(-tl.abs(b_beta))
-    return BETA_RANGE * tl.where(b_beta < 0, b_e, 1.0) / (1.0 + b_e)
+    else:
+        b_e = tl.exp(-tl.abs(b_beta))
+        return BETA_RANGE * tl.where(b_beta < 0, b_e, 1.0) / (1.0 + b_e)
 
 
-# Products. DOT is the operands' precision: "bf16", or a precision of tl.dot for float32 operands -----------------------
+# Products. DOT is the operands' precision: "bf16" (or "fp16", for tests), or a precision of tl.dot for float32 operands -----
+
+
+@triton.jit
+def operand(b_x, DOT: tl.constexpr):
+    """x rounded as an operand."""
+    if DOT == "bf16":
+        return b_x.to(tl.bfloat16)
+    elif DOT == "fp16":
+        return b_x.to(tl.float16)
+    else:
+        return b_x.to(tl.float32)
 
 
 @triton.jit
 def dot(b_a, b_b, DOT: tl.constexpr):
     """a b, both rounded to the operands' precision, accumulated in float32."""
-    if DOT == "bf16":
-        return tl.dot(b_a.to(tl.bfloat16), b_b.to(tl.bfloat16))
-    return tl.dot(b_a.to(tl.float32), b_b.to(tl.float32), input_precision=DOT)
+    if DOT == "bf16" or DOT == "fp16":
+        return tl.dot(operand(b_a, DOT), operand(b_b, DOT))
+    else:
+        return tl.dot(b_a.to(tl.float32), b_b.to(tl.float32), input_precision=DOT)
 
 
 @triton.jit
-def dot_right_split(b_a, b_b, DOT: tl.constexpr):
-    """a b with a as rounded and b kept to 16 bits: its high and low halves are multiplied one after the other."""
-    if DOT == "bf16":
-        b_high = b_b.to(tl.bfloat16)
-        b_low = (b_b - b_high.to(tl.float32)).to(tl.bfloat16)
-        return tl.dot(b_a.to(tl.bfloat16), b_low, tl.dot(b_a.to(tl.bfloat16), b_high))
-    return tl.dot(b_a.to(tl.float32), b_b, input_precision=DOT)
+def _rest(b_x, b_high, DOT: tl.constexpr):
+    """The low half of x: what its rounding left."""
+    return operand(b_x - b_high.to(tl.float32), DOT)
 
 
 @triton.jit
 def dot_left_split(b_a, b_b, DOT: tl.constexpr):
-    """a b with b as rounded and a kept to 16 bits."""
-    if DOT == "bf16":
-        b_high = b_a.to(tl.bfloat16)
-        b_low = (b_a - b_high.to(tl.float32)).to(tl.bfloat16)
-        return tl.dot(b_low, b_b.to(tl.bfloat16), tl.dot(b_high, b_b.to(tl.bfloat16)))
-    return tl.dot(b_a, b_b.to(tl.float32), input_precision=DOT)
+    """a b with b as rounded and a kept to twice the digits: its high and low halves are multiplied one after the other."""
+    if DOT == "bf16" or DOT == "fp16":
+        b_high = operand(b_a, DOT)
+        return tl.dot(_rest(b_a, b_high, DOT), operand(b_b, DOT), tl.dot(b_high, operand(b_b, DOT)))
+    else:
+        return tl.dot(b_a.to(tl.float32), b_b.to(tl.float32), input_precision=DOT)
 
 
 @triton.jit
-def dot_split(b_a, b_b, DOT: tl.constexpr):
-    """a b with both kept to 16 bits; the product of the low halves is left out."""
-    if DOT == "bf16":
-        b_high = b_a.to(tl.bfloat16)
-        b_low = (b_a - b_high.to(tl.float32)).to(tl.bfloat16)
-        b_right = b_b.to(tl.bfloat16)
-        b_rest = (b_b - b_right.to(tl.float32)).to(tl.bfloat16)
-        return tl.dot(b_high, b_right, tl.dot(b_high, b_rest, tl.dot(b_low, b_right)))
-    return tl.dot(b_a, b_b, input_precision=DOT)
+def dot_split(b_a, b_high, b_low, DOT: tl.constexpr):
+    """a (high + low) with all kept to twice the digits; the product of the low halves is left out, and low elsewhere too."""
+    if DOT == "bf16" or DOT == "fp16":
+        b_left = operand(b_a, DOT)
+        b_product = tl.dot(b_left, b_high, tl.dot(b_left, b_low))
+        return tl.dot(_rest(b_a, b_left, DOT), b_high, b_product)
+    else:
+        return tl.dot(b_a, b_high, input_precision=DOT)
+
+
+# Sums over a chunk's tokens, as products with a matrix of 0 and +-1 ----------------------------------------------------
+
+
+@triton.jit
+def token_sums(b_x, b_M, DOT: tl.constexpr, EXACT: tl.constexpr):
+    """x M [D, C] for M [C, C] of 0 and +-1: no scan, no reduction. x is kept to 16 bits, or to 24 where EXACT."""
+    if DOT == "bf16" or DOT == "fp16":
+        b_M = operand(b_M, DOT)
+        b_high = operand(b_x, DOT)
+        b_x -= b_high.to(tl.float32)
+        b_middle = operand(b_x, DOT)
+        b_sum = tl.dot(b_middle, b_M, tl.dot(b_high, b_M))
+        if EXACT:
+            b_sum = tl.dot(_rest(b_x, b_middle, DOT), b_M, b_sum)
+        return b_sum
+    else:
+        return tl.dot(b_x, b_M, input_precision=DOT)
+
+
+@triton.jit
+def parity_sign(b_negative, b_M, DOT: tl.constexpr):
+    """+1 or -1 [D, C]: the sign of the product of the gates that M selects. Counts up to C are exact in any precision."""
+    b_count = dot(tl.where(b_negative, 1.0, 0.0), b_M, DOT)
+    return 1.0 - 2.0 * (b_count.to(tl.int32) & 1).to(tl.float32)
+
+
+@triton.jit
+def signed_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr, WIDE: tl.constexpr):
+    """The signed decay factors of a chunk's tokens, float32 [BK, C] each, from log2|alpha| and the gates' signs.
+
+    gamma: from the chunk's start through the token. to_end: after the token to the chunk's end. forward and back:
+    gamma_i / gamma_a and its inverse, a the chunk's middle token (without the sign at a, which drops out of every pair).
+    sign: that of gamma, also where gamma underflows.
+    """
+    b_from, b_to = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    b_through = tl.where(b_from <= b_to, 1.0, 0.0)
+    b_after = tl.where(b_from > b_to, 1.0, 0.0)
+    b_first_half = tl.where((b_from < C // 2) & (b_to >= 0), 1.0, 0.0)
+    b_sign = parity_sign(b_negative, b_through, DOT)
+    b_sign_after = parity_sign(b_negative, b_after, DOT)
+    if WIDE:
+        b_cum = tl.cumsum(b_log, 1)
+        b_total = tl.sum(b_log, 1)
+        b_middle = tl.sum(tl.where(b_to < C // 2, b_log, 0.0), 1)
+        b_end = (b_total[:, None] - b_cum).to(tl.float32)
+        b_from_middle = (b_cum - b_middle[:, None]).to(tl.float32)
+        b_cum = b_cum.to(tl.float32)
+    else:
+        b_cum = token_sums(b_log, b_through, DOT, False)
+        b_end = token_sums(b_log, b_after, DOT, False)
+        b_from_middle = token_sums(b_log, b_through - b_first_half, DOT, False)
+    b_gamma = tl.exp2(b_cum) * b_sign
+    b_to_end = tl.exp2(b_end) * b_sign_after
+    return b_gamma, b_to_end, tl.exp2(b_from_middle) * b_sign, tl.exp2(-b_from_middle) * b_sign, b_sign
