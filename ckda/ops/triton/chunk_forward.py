@@ -20,6 +20,7 @@ import triton.language as tl
 
 from ckda.ops.triton.tile import (
     at_token,
+    bounded_decays,
     chunk_place,
     dot,
     dot_left_split,
@@ -28,7 +29,7 @@ from ckda.ops.triton.tile import (
     learning_rate,
     log_gate,
     operand,
-    signed_decays,
+    unbounded_decays,
 )
 
 __all__ = ["intra_kernel", "load_chunk", "sequence_place", "state_kernel"]
@@ -42,7 +43,7 @@ def load_chunk(
     p_sign,  # int8 [B * T, HV, K], or anything where SIGNED is false
     p_A_log,  # [HV]
     p_dt_bias,  # [HV, K]
-    b_token,  # [C] of [B * T]
+    begin,  # the chunk's first token, of [B * T]
     m_token,  # [C]
     i_hv,
     H: tl.constexpr,
@@ -65,11 +66,14 @@ def load_chunk(
     b_channel = tl.arange(0, BK)
     m_channel = b_channel < K
     m_tile = m_channel[:, None] & m_token[None, :]
-    o_k = b_token[None, :] * (H * K) + (i_hv // (HV // H)) * K + b_channel[:, None]
-    o_g = b_token[None, :] * (HV * K) + i_hv * K + b_channel[:, None]
-    b_q = tl.load(p_q + o_k, mask=m_tile, other=0.0)
-    b_k = tl.load(p_k + o_k, mask=m_tile, other=0.0)
-    b_g = tl.load(p_g + o_g, mask=m_tile, other=0.0).to(tl.float32)
+    b_index = tl.arange(0, C)
+    o_k = b_index[None, :] * (H * K) + b_channel[:, None]
+    o_g = b_index[None, :] * (HV * K) + b_channel[:, None]
+    o_head = (begin * H + i_hv // (HV // H)) * K
+    o_gate = (begin * HV + i_hv) * K
+    b_q = tl.load(p_q + o_head + o_k, mask=m_tile, other=0.0)
+    b_k = tl.load(p_k + o_head + o_k, mask=m_tile, other=0.0)
+    b_g = tl.load(p_g + o_gate + o_g, mask=m_tile, other=0.0).to(tl.float32)
     dtype = b_k.dtype
     b_q, b_k = b_q.to(tl.float32), b_k.to(tl.float32)
     b_q_inverse = tl.full([C], 1.0, tl.float32)
@@ -93,7 +97,7 @@ def load_chunk(
         b_bias = tl.load(p_dt_bias + i_hv * K + b_channel, mask=m_channel, other=0.0).to(tl.float32)[:, None]
     b_log, b_negative = log_gate(b_g, b_rate, b_bias, GATE, WIDE)
     if SIGNED:
-        b_negative = tl.load(p_sign + o_g, mask=m_tile, other=1) < 0
+        b_negative = tl.load(p_sign + o_gate + o_g, mask=m_tile, other=1) < 0
     b_log, b_negative = tl.where(m_tile, b_log, 0.0), m_tile & b_negative
     return b_q, b_k, b_q_inverse, b_k_inverse, b_norm2, b_g, b_rate, b_bias, b_log, b_negative
 
@@ -177,41 +181,45 @@ def intra_kernel(
     i_chunk, i_hv = tl.program_id(0), tl.program_id(1)
     begin, end = chunk_place(i_chunk, p_starts, p_ends, T, NC, C, PACKED)
     b_index = tl.arange(0, C)
-    b_token = begin + b_index
-    m_token = b_token < end
+    m_token = b_index < (end - begin).to(tl.int32)
     b_q, b_k, _, _, b_norm2, _, _, _, b_log, b_negative = load_chunk(
-        p_q, p_k, p_g, p_sign, p_A_log, p_dt_bias, b_token, m_token, i_hv,
+        p_q, p_k, p_g, p_sign, p_A_log, p_dt_bias, begin, m_token, i_hv,
         H, HV, K, BK, C, scale, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, WIDE,
     )  # fmt: skip
-    b_line = b_token * HV + i_hv
-    b_beta = tl.load(p_beta + b_line, mask=m_token, other=0.0).to(tl.float32)
+    line = begin * HV + i_hv  # the first token's row of [B * T, HV]
+    b_line = b_index * HV
+    b_beta = tl.load(p_beta + line + b_line, mask=m_token, other=0.0).to(tl.float32)
     b_rho = (tl.where(m_token, learning_rate(b_beta, BETA_RANGE), 0.0) / b_norm2).to(tl.float32)
-    tl.store(p_rho + b_line, b_rho, mask=m_token)
+    tl.store(p_rho + line + b_line, b_rho, mask=m_token)
 
     b_channel = tl.arange(0, BK)
     m_channel = b_channel < K
     m_tile = m_channel[:, None] & m_token[None, :]
     o_g = b_line[None, :] * K + b_channel[:, None]
-    b_gamma, b_to_end, b_forward, b_back, b_sign = signed_decays(b_log, b_negative, C, DOT, WIDE)
-    tl.store(p_q_start + o_g, b_q * b_gamma, mask=m_tile)
-    tl.store(p_k_start + o_g, b_k * b_gamma, mask=m_tile)
-    tl.store(p_k_end + o_g, b_k * b_to_end, mask=m_tile)
-    o_total = (i_chunk * HV + i_hv).to(tl.int64) * K + b_channel[:, None] + 0 * b_index[None, :]
-    tl.store(p_total + o_total, b_gamma, mask=m_channel[:, None] & (b_index == C - 1)[None, :])
     if BOUNDED:
-        b_key = b_k * b_back
-        b_A = dot(tl.trans(b_q * b_forward), b_key, DOT)
-        b_G = dot(tl.trans(b_k * b_forward), b_key, DOT)
+        b_forward, b_back, b_start, b_end = bounded_decays(b_log, b_negative, C, DOT, WIDE)
+        b_query, b_row, b_key = b_q * b_forward, b_k * b_forward, b_k * b_back
+        b_A = dot(tl.trans(b_query), b_key, DOT)
+        b_G = dot(tl.trans(b_row), b_key, DOT)
+        b_query, b_row, b_key = b_query * b_start[:, None], b_row * b_start[:, None], b_key * b_end[:, None]
+        b_total = b_start * b_end
     else:
+        b_gamma, b_to_end, b_sign = unbounded_decays(b_log, b_negative, C, DOT)
         b_A, b_G = _pairwise_products(b_q, b_k, b_log, b_sign, C)
+        b_query, b_row, b_key = b_q * b_gamma, b_k * b_gamma, b_k * b_to_end
+        b_total = at_token(b_gamma, C - 1, C)
+    tl.store(p_q_start + line * K + o_g, b_query, mask=m_tile)
+    tl.store(p_k_start + line * K + o_g, b_row, mask=m_tile)
+    tl.store(p_k_end + line * K + o_g, b_key, mask=m_tile)
+    tl.store(p_total + (i_chunk * HV + i_hv).to(tl.int64) * K + b_channel, b_total, mask=m_channel)
     b_N = tl.where(b_index[:, None] > b_index[None, :], b_G * b_rho[None, :], 0.0)
     b_solver = _unit_triangular_inverse(b_N, C, LEVELS)
     o_A = b_line[:, None] * C + b_index[None, :]
-    tl.store(p_A + o_A, tl.where(b_index[:, None] >= b_index[None, :], b_A, 0.0), mask=m_token[:, None])
+    tl.store(p_A + line * C + o_A, tl.where(b_index[:, None] >= b_index[None, :], b_A, 0.0), mask=m_token[:, None])
     b_high = operand(b_solver, DOT)
-    tl.store(p_solver + o_A, b_high, mask=m_token[:, None])
+    tl.store(p_solver + line * C + o_A, b_high, mask=m_token[:, None])
     if SPLIT:
-        tl.store(p_solver_low + o_A, b_solver - b_high.to(tl.float32), mask=m_token[:, None])
+        tl.store(p_solver_low + line * C + o_A, b_solver - b_high.to(tl.float32), mask=m_token[:, None])
 
 
 @triton.jit
@@ -286,38 +294,42 @@ def state_kernel(
         b_S += tl.where((b_channel[None, :] == b_value[:, None]) & m_state, 1.0, 0.0)
     elif HAS_INITIAL:
         b_S += tl.load(p_initial + o_state, mask=m_state, other=0.0)
+    b_line = b_index * HV
+    b_key_offset = b_line[:, None] * K + b_channel[None, :]
+    b_value_offset = b_line[None, :] * V + b_value[:, None]
+    b_square_offset = b_line[:, None] * C + b_index[None, :]
+    b_slot_offset = b_channel[None, :] + b_value[:, None] * K
     for c in range(num):
-        b_token = begin + c * C + b_index
-        m_token = b_token < end
-        b_line = b_token * HV + i_hv
+        line = (begin + c * C) * HV + i_hv
+        m_token = b_index < (end - begin - c * C).to(tl.int32)
         m_key = m_token[:, None] & m_channel[None, :]
         m_out = m_value[:, None] & m_token[None, :]
-        o_key = b_line[:, None] * K + b_channel[None, :]
-        o_value = b_line[None, :] * V + b_value[:, None]
-        o_square = b_line[:, None] * C + b_index[None, :]
-        b_k_start = tl.load(p_k_start + o_key, mask=m_key, other=0.0)
-        b_k_end = tl.load(p_k_end + o_key, mask=m_key, other=0.0)
-        b_solver = tl.load(p_solver + o_square, mask=m_token[:, None], other=0.0)
+        o_key = line * K
+        o_value = line * V
+        o_square = line * C
+        b_k_start = tl.load(p_k_start + o_key + b_key_offset, mask=m_key, other=0.0)
+        b_k_end = tl.load(p_k_end + o_key + b_key_offset, mask=m_key, other=0.0)
+        b_solver = tl.load(p_solver + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
         b_solver_low = b_solver
         if SPLIT:
-            b_solver_low = tl.load(p_solver_low + o_square, mask=m_token[:, None], other=0.0)
-        b_rho = tl.load(p_rho + b_line, mask=m_token, other=0.0)
+            b_solver_low = tl.load(p_solver_low + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
+        b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
         i_slot = first + c
         b_total = tl.load(p_total + (i_slot * HV + i_hv) * K + b_channel, mask=m_channel, other=1.0)
         b_rest = -dot_left_split(b_S, tl.trans(b_k_start), DOT)
         if SUMMARY != "transition":
-            b_rest += tl.load(p_v + o_value, mask=m_out, other=0.0).to(tl.float32)
+            b_rest += tl.load(p_v + o_value + b_value_offset, mask=m_out, other=0.0).to(tl.float32)
         b_y = dot_split(b_rest, tl.trans(b_solver), tl.trans(b_solver_low), DOT)
         b_u = b_y * b_rho[None, :]
         if SUMMARY == "none":
             if SAVE:
-                o_slot = (i_slot * HV + i_hv) * (K * V) + b_channel[None, :] + b_value[:, None] * K
-                tl.store(p_states + o_slot, b_S, mask=m_state)
-                tl.store(p_y + o_value, b_y, mask=m_out)
-            b_q_start = tl.load(p_q_start + o_key, mask=m_key, other=0.0)
-            b_A = tl.load(p_A + o_square, mask=m_token[:, None], other=0.0)
+                o_slot = (i_slot * HV + i_hv) * (K * V)
+                tl.store(p_states + o_slot + b_slot_offset, b_S, mask=m_state)
+                tl.store(p_y + o_value + b_value_offset, b_y, mask=m_out)
+            b_q_start = tl.load(p_q_start + o_key + b_key_offset, mask=m_key, other=0.0)
+            b_A = tl.load(p_A + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
             b_o = dot(b_S, tl.trans(b_q_start), DOT) + dot(b_u, tl.trans(b_A), DOT)
-            tl.store(p_o + o_value, b_o, mask=m_out)
+            tl.store(p_o + o_value + b_value_offset, b_o, mask=m_out)
         b_S = b_S * b_total[None, :] + dot_left_split(b_u, b_k_end, DOT)
     if STORE_FINAL:
         tl.store(p_final + o_state, b_S, mask=m_state)

@@ -15,6 +15,7 @@ import triton.language as tl
 
 __all__ = [
     "at_token",
+    "bounded_decays",
     "chunk_place",
     "dot",
     "dot_left_split",
@@ -24,8 +25,8 @@ __all__ = [
     "learning_rate",
     "log_gate",
     "operand",
-    "signed_decays",
     "token_sums",
+    "unbounded_decays",
 ]
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -218,31 +219,40 @@ def parity_sign(b_negative, b_M, DOT: tl.constexpr):
     return 1.0 - 2.0 * (b_count.to(tl.int32) & 1).to(tl.float32)
 
 
-@triton.jit
-def signed_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr, WIDE: tl.constexpr):
-    """The signed decay factors of a chunk's tokens, float32 [BK, C] each, from log2|alpha| and the gates' signs.
+# Decay factors, signed, float32 -----------------------------------------------------------------------------------------
 
-    gamma: from the chunk's start through the token. to_end: after the token to the chunk's end. forward and back:
-    gamma_i / gamma_a and its inverse, a the chunk's middle token (without the sign at a, which drops out of every pair).
-    sign: that of gamma, also where gamma underflows.
+
+@triton.jit
+def sign_through(b_negative, C: tl.constexpr, DOT: tl.constexpr):
+    """[BK, C]: the sign of gamma_i, also where gamma_i underflows."""
+    b_from, b_to = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    return parity_sign(b_negative, tl.where(b_from <= b_to, 1.0, 0.0), DOT)
+
+
+@triton.jit
+def bounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr, WIDE: tl.constexpr):
+    """All decays of a chunk by way of its middle token a, for gates of at least e^-5: (forward, back, start, end).
+
+    forward, back [BK, C]: gamma_i / gamma_a and its inverse. start, end [BK]: gamma_a and Gamma / gamma_a. So
+    gamma_i = forward_i start and Gamma / gamma_i = back_i end. The sign at a is left out of forward and start, where it cancels.
     """
     b_from, b_to = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    b_through = tl.where(b_from <= b_to, 1.0, 0.0)
-    b_after = tl.where(b_from > b_to, 1.0, 0.0)
-    b_first_half = tl.where((b_from < C // 2) & (b_to >= 0), 1.0, 0.0)
-    b_sign = parity_sign(b_negative, b_through, DOT)
-    b_sign_after = parity_sign(b_negative, b_after, DOT)
+    b_sign = sign_through(b_negative, C, DOT)
+    b_first = tl.sum(tl.where(b_to < C // 2, b_log, 0.0), 1)
+    b_second = tl.sum(tl.where(b_to >= C // 2, b_log, 0.0), 1)
     if WIDE:
-        b_cum = tl.cumsum(b_log, 1)
-        b_total = tl.sum(b_log, 1)
-        b_middle = tl.sum(tl.where(b_to < C // 2, b_log, 0.0), 1)
-        b_end = (b_total[:, None] - b_cum).to(tl.float32)
-        b_from_middle = (b_cum - b_middle[:, None]).to(tl.float32)
-        b_cum = b_cum.to(tl.float32)
+        b_sum = (tl.cumsum(b_log, 1) - b_first[:, None]).to(tl.float32)
     else:
-        b_cum = token_sums(b_log, b_through, DOT, False)
-        b_end = token_sums(b_log, b_after, DOT, False)
-        b_from_middle = token_sums(b_log, b_through - b_first_half, DOT, False)
-    b_gamma = tl.exp2(b_cum) * b_sign
-    b_to_end = tl.exp2(b_end) * b_sign_after
-    return b_gamma, b_to_end, tl.exp2(b_from_middle) * b_sign, tl.exp2(-b_from_middle) * b_sign, b_sign
+        b_M = tl.where(b_from <= b_to, 1.0, 0.0) - tl.where((b_from < C // 2) & (b_to >= 0), 1.0, 0.0)
+        b_sum = token_sums(b_log, b_M, DOT, False)
+    b_end = tl.exp2(b_second.to(tl.float32)) * at_token(b_sign, C - 1, C)
+    return tl.exp2(b_sum) * b_sign, tl.exp2(-b_sum) * b_sign, tl.exp2(b_first.to(tl.float32)), b_end
+
+
+@triton.jit
+def unbounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr):
+    """(gamma, Gamma / gamma, sign of gamma), [BK, C] each, from float64 logs of any size."""
+    b_sign = sign_through(b_negative, C, DOT)
+    b_cum = tl.cumsum(b_log, 1)
+    b_end = (tl.sum(b_log, 1)[:, None] - b_cum).to(tl.float32)
+    return tl.exp2(b_cum.to(tl.float32)) * b_sign, tl.exp2(b_end) * b_sign * at_token(b_sign, C - 1, C)[:, None], b_sign
