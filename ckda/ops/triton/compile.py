@@ -1,6 +1,6 @@
 """Compile kernel launches for a GPU that is not there, and read registers, spills and shared memory from the result.
 
-    python -m ckda.ops.triton.compile --capability 90
+python -m ckda.ops.triton.compile --capability 90
 """
 
 import argparse
@@ -18,7 +18,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 
 from ckda.ops.call import Call
-from ckda.ops.triton.chunk import Launch, launches
+from ckda.ops.triton import chunk, recurrent
+from ckda.ops.triton.launch import Launch
 
 __all__ = ["Resources", "compile_launch", "main", "resources"]
 
@@ -136,7 +137,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 def rows(capability: int, names: list[str]) -> Iterator[tuple[str, str, Resources]]:
     """(example, kernel, resources) of every launch."""
     for name in names:
-        for launch in launches(example(**EXAMPLES[name])):
+        call = example(**EXAMPLES[name])
+        for launch in chunk.launches(call) + recurrent.launches(call):
             yield name, launch.kernel.__name__, resources(compile_launch(launch, capability))
 
 
