@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ckda.ops.call import Call, Gradients
 
-__all__ = ["backward", "forward", "is_short", "refuses", "saved_like"]
+__all__ = ["backward", "forward", "is_short", "refuses", "saved_like", "step"]
 
 SHORT, SMALL_HEAD = 64, 64  # tokens and channels up to which the recurrence beats the chunk form
 
@@ -56,6 +56,13 @@ def forward(call: Call) -> tuple[Tensor, Tensor, list[Tensor]]:
 def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None) -> Gradients:
     """The gradients of :func:`forward`."""
     return _form(call).backward(call, saved, do, dfinal)
+
+
+def step(call: Call, inplace: bool) -> tuple[Tensor, Tensor]:
+    """One token from `call.initial_state`: o [B, 1, HV, V] and the next state, which is the same memory if `inplace`."""
+    from ckda.ops.triton import recurrent
+
+    return recurrent.step(call, inplace)
 
 
 def saved_like(call: Call) -> list[Tensor]:

@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 
 from ckda.ops.call import Call
-from ckda.ops.triton import chunk, recurrent
+from ckda.ops.triton import SMALL_HEAD, chunk, recurrent
 from ckda.ops.triton.launch import Launch
 
 __all__ = ["Resources", "compile_launch", "main", "resources"]
@@ -138,7 +138,9 @@ def rows(capability: int, names: list[str]) -> Iterator[tuple[str, str, Resource
     """(example, kernel, resources) of every launch."""
     for name in names:
         call = example(**EXAMPLES[name])
-        for launch in chunk.launches(call) + recurrent.launches(call):
+        small = max(call.q.shape[-1], call.v.shape[-1]) <= SMALL_HEAD
+        short = recurrent.launches(call) if small else recurrent.step_launches(call)
+        for launch in chunk.launches(call) + short:
             yield name, launch.kernel.__name__, resources(compile_launch(launch, capability))
 
 

@@ -9,8 +9,9 @@ Only r is kept. Backward, from the last token, with E_t the gradient of S_t:
     du = E^T k,    dv = dr = rho du,    drho = du . r,    E_{t-1} = alpha * (E_t - k dr^T) + q_{t-1} do_{t-1}^T,
 
 and then from the first token again, with the states made anew from r: dq = S do, and dk = E u - D dr. The gradient of log|alpha_t|
-is Z_{t-1} = sum_V S_{t-1} * dS_{t-1}, which the same pass carries: Z_t = Z_{t-1} - (q * dq - k * (D dr) - k * (E u)), where the part
-of dq that token t wrote itself, k (u . do), cancels against the same part of E u and is left out of both. No state is stored.
+is Z_{t-1} = sum_V S_{t-1} * dS_{t-1}, which the same pass carries: Z_t = Z_{t-1} - (q * dq - k * (D dr) - k * (E u)), where
+the part of dq that token t wrote itself, k (u . do), cancels against the same part of E u and is left out of both. No state is
+stored.
 
 Everything is float32, |k|^2 float64. Each gradient is written once.
 """
@@ -26,7 +27,7 @@ from ckda.ops.call import Call, Gradients
 from ckda.ops.triton.launch import Launch, power_of_two
 from ckda.ops.triton.tile import alpha_gate, gate_gradient, learning_rate
 
-__all__ = ["backward", "forward", "launches", "recurrent_backward_kernel", "recurrent_kernel", "saved_like"]
+__all__ = ["backward", "forward", "launches", "recurrent_backward_kernel", "recurrent_kernel", "saved_like", "step"]
 
 
 @triton.jit
@@ -285,7 +286,7 @@ def _num_warps(BK: int, BV: int) -> int:
 
 
 def _arguments(call: Call) -> dict[str, Any]:
-    B, T, H, K = call.q.shape
+    _, T, H, K = call.q.shape
     HV, V = call.v.shape[2:]
     return {
         "p_q": call.q.contiguous(),
@@ -349,6 +350,26 @@ def forward(call: Call) -> tuple[Tensor, Tensor, list[Tensor]]:
     return o, final, [r]
 
 
+_STEP_BLOCK = 32  # value columns of the state that one program of a decoding step carries
+
+
+def step_launch(call: Call, o: Tensor, following: Tensor) -> Launch:
+    """One token: from `call.initial_state` to `following`, which may be the same memory."""
+    return forward_launch(call, o, None, following, min(_STEP_BLOCK, power_of_two(call.v.shape[-1])))
+
+
+def step(call: Call, inplace: bool) -> tuple[Tensor, Tensor]:
+    """o [B, 1, HV, V] and the next state; each program reads its part of the state whole before it writes it."""
+    assert call.initial_state is not None
+    o = torch.empty_like(call.v, memory_format=torch.contiguous_format)
+    direct = inplace and call.initial_state.is_contiguous() and call.initial_state.dtype == torch.float32
+    following = call.initial_state if direct else torch.empty_like(call.zero_state())
+    step_launch(call, o, following)()
+    if inplace and not direct:
+        following = call.initial_state.copy_(following)
+    return o, following
+
+
 def _backward_launch(call: Call, r: Tensor, do: Tensor, dfinal: Tensor | None) -> Launch:
     B, T, H, K = call.q.shape
     HV, V = call.v.shape[2:]
@@ -381,6 +402,11 @@ def launches(call: Call) -> list[Launch]:
     """The launches of one forward and backward pass: for compiling, not for running."""
     o, r, state = torch.empty_like(call.v), saved_like(call)[0], call.zero_state()
     return [forward_launch(call, o, r, state, power_of_two(call.v.shape[-1])), _backward_launch(call, r, o, state)]
+
+
+def step_launches(call: Call) -> list[Launch]:
+    """The launch of one step of decoding: for compiling."""
+    return [step_launch(call._replace(initial_state=call.zero_state()), torch.empty_like(call.v), call.zero_state())]
 
 
 def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None) -> Gradients:
