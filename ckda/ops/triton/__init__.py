@@ -10,7 +10,7 @@ from ckda.ops.call import Call, Gradients
 
 __all__ = ["backward", "forward", "is_short", "refuses", "saved_like", "step"]
 
-SHORT, SMALL_HEAD = 64, 64  # tokens and channels up to which the recurrence beats the chunk form
+SHORT, SMALL_HEAD = 128, 32  # tokens and channels up to which the recurrence beats the chunk form
 
 
 def refuses(call: Call) -> str | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ckda.ops.call import Call, Gradients
-from ckda.ops.triton.chunk_backward import gradient_kernel, reverse_kernel
+from ckda.ops.triton.chunk_backward import contract_kernel, gradient_kernel, reverse_kernel
 from ckda.ops.triton.chunk_forward import intra_kernel, solver_kernel, state_kernel
 from ckda.ops.triton.launch import Launch, power_of_two
 from ckda.ops.triton.recurrent import assemble
@@ -231,7 +231,7 @@ def _intra(call: Call, p: Plan, x: Saved, where: _Chunks, N: Tensor) -> Launch:
     arguments = _gate_arguments(call, p) | {"p_starts": where.starts, "p_ends": where.ends, "p_N": N}
     made = ("q_start", "k_start", "k_end", "A", "rho", "norms", "decay", "total")
     outputs = {f"p_{name}": getattr(x, name) for name in made}
-    return Launch(intra_kernel, (p.slots, p.HV), arguments | outputs, num_warps=8 if p.K > 64 else 4)
+    return Launch(intra_kernel, (p.slots, p.HV), arguments | outputs, num_warps=4)
 
 
 def _solver(p: Plan, x: Saved, where: _Chunks, N: Tensor) -> Launch:
@@ -305,6 +305,7 @@ def launches(call: Call) -> list[Launch]:
     x, where = _empty_saved(call, p), _chunks(call, p)
     o, state = torch.empty_like(call.v), call.zero_state()
     duy = torch.empty(p.B, p.T, p.HV, -(-p.V // _value_block(p, p.V)))
+    contracted = _empty_contracted(call, p)
     reverse = {"p_dv": o, "p_duy": duy, "p_dstates": x.states}
     return [
         _intra(call, p, x, where, x.A.float()),
@@ -312,7 +313,8 @@ def launches(call: Call) -> list[Launch]:
         _state(call, p, x, where, state, o, state),
         _state(call, p, x, where, None, None, x.transitions, "transition"),
         _reverse(call, p, x, where, o, state, state, reverse),
-        _gradient(call, p, x, where, o, o, duy, x.states, _gradient_outputs(call, p)),
+        _contract(p, x, where, o, o, x.states, contracted),
+        _gradient(call, p, x, where, contracted, duy, _gradient_outputs(call, p)),
     ]
 
 
@@ -372,18 +374,54 @@ def _segment_ends(call: Call, p: Plan, x: Saved, where: _Chunks, do: Tensor, dfi
     return backwards.flip(1).flatten(0, 1).contiguous()
 
 
+class Contracted(NamedTuple):
+    """What :func:`contract_kernel` leaves for :func:`gradient_kernel`."""
+
+    dq_start: Tensor  #: [B, T, HV, K]
+    dk_start: Tensor
+    dk_end: Tensor
+    dA: Tensor  #: [B, T, HV, C]
+    D: Tensor
+    diagonal: Tensor  #: float32 [B, T, HV]
+    dtotal: Tensor  #: float32 [slots, HV, K]
+
+
+def _empty_contracted(call: Call, p: Plan) -> Contracted:
+    keys = torch.empty(3, p.B, p.T, p.HV, p.K, dtype=p.work_dtype, device=call.v.device)
+    square = torch.empty(2, p.B, p.T, p.HV, p.C, dtype=p.work_dtype, device=call.v.device)
+    diagonal = torch.empty(p.B, p.T, p.HV, dtype=torch.float32, device=call.v.device)
+    dtotal = torch.empty(p.slots, p.HV, p.K, dtype=torch.float32, device=call.v.device)
+    return Contracted(*keys, *square, diagonal, dtotal)
+
+
+def _contract(p: Plan, x: Saved, where: _Chunks, do: Tensor, dr: Tensor, dstates: Tensor, out: Contracted) -> Launch:
+    arguments = {
+        "p_starts": where.starts,
+        "p_ends": where.ends,
+        "p_rho": x.rho,
+        "p_y": x.y,
+        "p_do": do,
+        "p_dr": dr,
+        "p_states": x.states,
+        "p_dstates": dstates,
+        "T": p.T,
+        "NC": p.NC,
+        "HV": p.HV,
+        "K": p.K,
+        "V": p.V,
+        "BK": power_of_two(p.K),
+        "BV": min(64 if p.split and p.K <= 128 else 32, power_of_two(p.V)),
+        "C": p.C,
+        "DOT": _dot(p.dtype),
+        "PACKED": p.packed,
+    }
+    arguments |= {f"p_{name}": tensor for name, tensor in out._asdict().items()}
+    return Launch(contract_kernel, (p.slots, p.HV), arguments, num_warps=8 if p.K > 64 else 4)
+
+
 def _gradient(
-    call: Call,
-    p: Plan,
-    x: Saved,
-    where: _Chunks,
-    do: Tensor,
-    dr: Tensor,
-    duy: Tensor,
-    dstates: Tensor,
-    out: dict[str, Any],
+    call: Call, p: Plan, x: Saved, where: _Chunks, contracted: Contracted, duy: Tensor, out: dict[str, Any]
 ) -> Launch:
-    BV = min(64 if p.dtype == torch.bfloat16 and p.K <= 128 else 32, power_of_two(p.V))
     arguments = _gate_arguments(call, p) | {
         "p_starts": where.starts,
         "p_ends": where.ends,
@@ -391,16 +429,10 @@ def _gradient(
         "p_norms": x.norms,
         "p_decay": x.decay,
         "p_total": x.total,
-        "p_y": x.y,
-        "p_do": do,
-        "p_dr": dr,
         "p_duy": duy,
-        "p_states": x.states,
-        "p_dstates": dstates,
-        "V": p.V,
         "NV": duy.shape[-1],
-        "BV": BV,
     }
+    arguments |= {f"p_{name}": tensor for name, tensor in contracted._asdict().items()}
     return Launch(gradient_kernel, (p.slots, p.HV), arguments | out, num_warps=8 if p.K > 64 else 4)
 
 
@@ -439,8 +471,11 @@ def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None)
         dinitial = torch.empty(p.N * p.num_segments, p.HV, p.K, p.V, dtype=torch.float32, device=do.device)
     outputs = {"p_dv": dv, "p_duy": duy, "p_dstates": dstates}
     _reverse(call, p, x, where, do, dfinal, dinitial, outputs)()
+    contracted = _empty_contracted(call, p)
+    _contract(p, x, where, do, dv, dstates, contracted)()
+    del dstates
     out = _gradient_outputs(call, p)
-    _gradient(call, p, x, where, do, dv, duy, dstates, out)()
+    _gradient(call, p, x, where, contracted, duy, out)()
     if dinitial is not None:
         dinitial = dinitial.unflatten(0, (p.N, -1))[:, 0].contiguous()
     return assemble(call, out | {"p_dv": dv, "p_dinitial": dinitial})

@@ -1,11 +1,12 @@
-"""The chunk form, backward: two kernels. Notation of ckda/ops/triton/chunk_forward.py; r = v - (k * gamma) S.
+"""The chunk form, backward: three kernels. Notation of ckda/ops/triton/chunk_forward.py; r = v - (k * gamma) S.
 
 `reverse_kernel` runs over the chunks backwards, with dS the gradient of the state after the chunk:
 
     du = A^T do + (k * Gamma / gamma) dS,     dv = dr = (I + G Diag(rho))^-T (rho du),
     dS' = Gamma dS + (q * gamma)^T do - (k * gamma)^T dr.
 
-`gradient_kernel` (parallel over chunks) finishes everything else. With D_ij = dr_i . y_j (j < i) and dA_ij = do_i . u_j,
+`contract_kernel` and `gradient_kernel` (parallel over chunks) finish everything else, the first what is contracted over the
+values. With D_ij = dr_i . y_j (j < i) and dA_ij = do_i . u_j,
 
     drho_j = du_j . y_j - k_j . X_j,    X_j = sum_i D_ij Diag(gamma_i / gamma_j) k_i,
     dq_i = gamma_i * (S do_i) + sum_j dA_ij (gamma_i / gamma_j) k_j,
@@ -35,7 +36,7 @@ from ckda.ops.triton.tile import (
     unbounded_decays,
 )
 
-__all__ = ["gradient_kernel", "reverse_kernel"]
+__all__ = ["contract_kernel", "gradient_kernel", "reverse_kernel"]
 
 
 @triton.jit
@@ -127,7 +128,9 @@ def reverse_kernel(
 
 
 @triton.jit
-def _bounded_gradients(b_q, b_k, b_sum, b_sign, b_first, b_end, b_dA, b_D, b_rho, b_dq, b_dk, b_dk_end, DOT: tl.constexpr):
+def _bounded_gradients(
+    b_q, b_k, b_sum, b_sign, b_first, b_end, b_dA, b_D, b_rho, b_dq, b_dk, b_dk_end, DOT: tl.constexpr
+):
     """dq, dk, the gradient of cumulative log|alpha|, that of the keys that reach the chunk's end, k . X, and Gamma.
 
     b_dq, b_dk, b_dk_end come in as the gradients of q * gamma, k * gamma and k * Gamma / gamma; the strict pairs are added by
@@ -220,72 +223,43 @@ def _kept_chunk(
 
 
 @triton.jit
-def gradient_kernel(
-    p_q,
-    p_k,
-    p_g,
-    p_beta,
-    p_sign,
-    p_A_log,
-    p_dt_bias,
+def contract_kernel(
     p_starts,
     p_ends,
     p_rho,  # [B * T, HV]
-    p_norms,  # [3, B * T, HV]
-    p_decay,  # [B * T, HV, K], where KEEP_DECAY
-    p_total,  # [3, B * NC, HV, K]
     p_y,  # [B * T, HV, V]
     p_do,  # [B * T, HV, V]
     p_dr,  # [B * T, HV, V]
-    p_duy,  # [B * T, HV, NV]
     p_states,  # [B * NC, HV, V, K]
     p_dstates,  # [B * NC, HV, V, K]
-    p_dq,  # out [B * T, HV, K]
-    p_dk,  # out [B * T, HV, K]
-    p_dg,  # out [B * T, HV, K]
-    p_dbeta,  # out [B * T, HV]
-    p_dlog_rate,  # out float32 [B * NC, HV, K] the chunk's part of dA_log, where HAS_A_LOG
-    p_dbias,  # out float32 [B * NC, HV, K] the chunk's part of ddt_bias, where HAS_DT_BIAS
+    p_dq_start,  # out [B * T, HV, K] S do, the gradient of q * gamma
+    p_dk_start,  # out [B * T, HV, K] -S dr, that of k * gamma
+    p_dk_end,  # out [B * T, HV, K] dS u, that of k * Gamma / gamma
+    p_dA,  # out [B * T, HV, C] strictly lower
+    p_D,  # out [B * T, HV, C] strictly lower
+    p_diagonal,  # out float32 [B * T, HV] dA_ii
+    p_dtotal,  # out float32 [B * NC, HV, K] the gradient of Gamma
     T,
     NC,
-    TOKENS,  # B * T
-    SLOTS,  # B * NC
-    scale,
-    H: tl.constexpr,
     HV: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
-    NV: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
     C: tl.constexpr,
-    GATE: tl.constexpr,
-    SIGNED: tl.constexpr,
-    HAS_A_LOG: tl.constexpr,
-    HAS_DT_BIAS: tl.constexpr,
-    NORMALIZE: tl.constexpr,
-    BETA_RANGE: tl.constexpr,
-    BOUNDED: tl.constexpr,
-    WIDE: tl.constexpr,
-    KEEP_DECAY: tl.constexpr,
     DOT: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """All gradients of a chunk but dv, which is dr."""
+    """What is contracted over the values."""
     i_chunk, i_hv = tl.program_id(0), tl.program_id(1)
     begin, end = chunk_place(i_chunk, p_starts, p_ends, T, NC, C, PACKED)
     b_index = tl.arange(0, C)
     m_token = b_index < (end - begin).to(tl.int32)
-    line = begin * HV + i_hv  # the first token's row of [B * T, HV]
+    line = begin * HV + i_hv
     b_line = b_index * HV
     b_channel = tl.arange(0, BK)
     m_channel = b_channel < K
     b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
-    num_lines = TOKENS.to(tl.int64) * HV
-    p_first = p_total + (SLOTS.to(tl.int64) + i_chunk) * (HV * K) + i_hv * K
-    p_end = p_first + SLOTS.to(tl.int64) * (HV * K)
-
-    # what is contracted over the values
     b_D = tl.zeros([C, C], tl.float32)
     b_dA = tl.zeros([C, C], tl.float32)
     b_dq = tl.zeros([BK, C], tl.float32)
@@ -316,12 +290,112 @@ def gradient_kernel(
         b_dk -= dot(b_S, tl.trans(b_dr), DOT)
         b_dk_end += dot(b_dS, tl.trans(b_u), DOT)
         b_dtotal += tl.sum(b_S.to(tl.float32) * b_dS.to(tl.float32), 1)
+    m_tile = m_channel[:, None] & m_token[None, :]
+    o_g = b_line[None, :] * K + b_channel[:, None]
+    tl.store(p_dq_start + line * K + o_g, b_dq, mask=m_tile)
+    tl.store(p_dk_start + line * K + o_g, b_dk, mask=m_tile)
+    tl.store(p_dk_end + line * K + o_g, b_dk_end, mask=m_tile)
     m_lower = b_index[:, None] > b_index[None, :]
-    b_D, b_dA = tl.where(m_lower, b_D, 0.0), tl.where(m_lower, b_dA, 0.0)
+    o_square = line * C + b_line[:, None] * C + b_index[None, :]
+    tl.store(p_dA + o_square, tl.where(m_lower, b_dA, 0.0), mask=m_token[:, None])
+    tl.store(p_D + o_square, tl.where(m_lower, b_D, 0.0), mask=m_token[:, None])
+    tl.store(p_diagonal + line + b_line, b_diagonal, mask=m_token)
+    tl.store(p_dtotal + (i_chunk * HV + i_hv).to(tl.int64) * K + b_channel, b_dtotal, mask=m_channel)
 
+
+@triton.jit
+def gradient_kernel(
+    p_q,
+    p_k,
+    p_g,
+    p_beta,
+    p_sign,
+    p_A_log,
+    p_dt_bias,
+    p_starts,
+    p_ends,
+    p_rho,  # [B * T, HV]
+    p_norms,  # [3, B * T, HV]
+    p_decay,  # [B * T, HV, K], where KEEP_DECAY
+    p_total,  # [3, B * NC, HV, K]
+    p_dq_start,  # [B * T, HV, K]
+    p_dk_start,
+    p_dk_end,
+    p_dA,  # [B * T, HV, C]
+    p_D,  # [B * T, HV, C]
+    p_diagonal,  # [B * T, HV]
+    p_dtotal,  # [B * NC, HV, K]
+    p_duy,  # [B * T, HV, NV]
+    p_dq,  # out [B * T, HV, K]
+    p_dk,  # out [B * T, HV, K]
+    p_dg,  # out [B * T, HV, K]
+    p_dbeta,  # out [B * T, HV]
+    p_dlog_rate,  # out float32 [B * NC, HV, K] the chunk's part of dA_log, where HAS_A_LOG
+    p_dbias,  # out float32 [B * NC, HV, K] the chunk's part of ddt_bias, where HAS_DT_BIAS
+    T,
+    NC,
+    TOKENS,  # B * T
+    SLOTS,  # B * NC
+    scale,
+    H: tl.constexpr,
+    HV: tl.constexpr,
+    K: tl.constexpr,
+    NV: tl.constexpr,
+    BK: tl.constexpr,
+    C: tl.constexpr,
+    GATE: tl.constexpr,
+    SIGNED: tl.constexpr,
+    HAS_A_LOG: tl.constexpr,
+    HAS_DT_BIAS: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    BETA_RANGE: tl.constexpr,
+    BOUNDED: tl.constexpr,
+    WIDE: tl.constexpr,
+    KEEP_DECAY: tl.constexpr,
+    DOT: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    """All gradients of a chunk but dv, which is dr."""
+    i_chunk, i_hv = tl.program_id(0), tl.program_id(1)
+    begin, end = chunk_place(i_chunk, p_starts, p_ends, T, NC, C, PACKED)
+    b_index = tl.arange(0, C)
+    m_token = b_index < (end - begin).to(tl.int32)
+    line = begin * HV + i_hv  # the first token's row of [B * T, HV]
+    b_line = b_index * HV
+    b_channel = tl.arange(0, BK)
+    m_channel = b_channel < K
+    b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
+    num_lines = TOKENS.to(tl.int64) * HV
+    p_first = p_total + (SLOTS.to(tl.int64) + i_chunk) * (HV * K) + i_hv * K
+    p_end = p_first + SLOTS.to(tl.int64) * (HV * K)
+
+    m_tile = m_channel[:, None] & m_token[None, :]
+    o_g = b_line[None, :] * K + b_channel[:, None]
+    o_square = line * C + b_line[:, None] * C + b_index[None, :]
+    b_dA = tl.load(p_dA + o_square, mask=m_token[:, None], other=0.0)
+    b_D = tl.load(p_D + o_square, mask=m_token[:, None], other=0.0)
+    b_dq = tl.load(p_dq_start + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)
+    b_dk = tl.load(p_dk_start + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)
+    b_dk_end = tl.load(p_dk_end + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)
     if KEEP_DECAY:
         b_q, b_k, b_sum, b_sign = _kept_chunk(
-            p_q, p_k, p_norms, p_decay, p_first, line, begin, m_token, i_hv, num_lines, H, HV, K, BK, C, scale, NORMALIZE
+            p_q,
+            p_k,
+            p_norms,
+            p_decay,
+            p_first,
+            line,
+            begin,
+            m_token,
+            i_hv,
+            num_lines,
+            H,
+            HV,
+            K,
+            BK,
+            C,
+            scale,
+            NORMALIZE,
         )
         b_first, b_end = tl.load(p_first + b_channel, mask=m_channel), tl.load(p_end + b_channel, mask=m_channel)
     else:
@@ -340,7 +414,9 @@ def gradient_kernel(
             b_q, b_k, b_log, b_negative, b_dA, b_D, b_rho, b_dq, b_dk, b_dk_end, C, BK, DOT
         )
     b_dlog = token_sums(b_dlog, tl.where(b_index[:, None] >= b_index[None, :], 1.0, 0.0), DOT, True)
+    b_dtotal = tl.load(p_dtotal + (i_chunk * HV + i_hv).to(tl.int64) * K + b_channel, mask=m_channel, other=0.0)
     b_dlog += (b_reach + b_total * b_dtotal)[:, None]
+    b_diagonal = tl.load(p_diagonal + line + b_line, mask=m_token, other=0.0)
     b_dk += b_diagonal[None, :] * b_q
     b_dq += b_diagonal[None, :] * b_k
     b_drho = -b_kX
@@ -356,8 +432,6 @@ def gradient_kernel(
         b_dk = (b_dk - b_k * tl.sum(b_k * b_dk, 0)[None, :]) * b_k_inverse[None, :]
     else:
         b_dq *= scale
-    m_tile = m_channel[:, None] & m_token[None, :]
-    o_g = b_line[None, :] * K + b_channel[:, None]
     tl.store(p_dq + line * K + o_g, b_dq, mask=m_tile)
     tl.store(p_dk + line * K + o_g, b_dk, mask=m_tile)
     b_g = tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)  # again: it need not wait in registers
