@@ -4,7 +4,35 @@ import html
 import math
 from typing import Any
 
-__all__ = ["ARM_LABELS", "cups_strip", "extrapolation_figure", "mechanism_figure"]
+__all__ = [
+    "ARM_LABELS",
+    "PUBLISHED",
+    "best_seed",
+    "cups_strip",
+    "extrapolation_figure",
+    "groups_figure",
+    "markdown",
+    "mechanism_figure",
+    "table",
+]
+
+#: the paper's scaled accuracies at length 32, 128 and 512, best of three seeds (fig:group_word_problems)
+PUBLISHED: dict[str, dict[str, tuple[float, float, float]]] = {
+    "S3": {
+        "kda": (0.014, 0.003, 0.001),
+        "kda-beta2": (1.0, 0.288, 0.154),
+        "kda-signed": (1.0, 0.754, 0.211),
+        "ckda": (1.0, 0.9995, 0.772),
+    },
+    "S4": {
+        "kda": (0.007, 0.0, 0.001),
+        "kda-beta2": (0.068, 0.037, 0.0),
+        "kda-signed": (0.181, 0.013, 0.0),
+        "ckda": (1.0, 0.985, 0.297),
+    },
+    "A5": {"ckda+theory": (1.0, 1.0, 1.0)},
+}
+PUBLISHED_LENGTHS = (32, 128, 512)
 
 #: arm -> (label, colour); the ranges of the gate and of beta, as in fig:group_word_problems
 ARM_LABELS = {
@@ -46,6 +74,95 @@ def extrapolation_figure(result: dict[str, Any]) -> Any:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8.5, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
+
+
+def published(run: dict[str, Any]) -> tuple[float, float, float] | None:
+    """What the paper has for a run of ``ckda track``, if it does."""
+    name = run["mixer"] + ("" if run["recipe_name"] in ("paper", "10k") else f"+{run['recipe_name']}")
+    return PUBLISHED.get(run["group"], {}).get(name)
+
+
+def best_seed(scores: dict[str, list[float]]) -> int:
+    """Which seed is best at the longest length up to 512 (ties: at the next shorter ones).
+
+    Example:
+        >>> best_seed({"32": [1.0, 1.0], "512": [0.4, 0.7], "4096": [0.2, 0.1]})
+        1
+    """
+    lengths = sorted((int(n) for n in scores if int(n) <= 512), reverse=True) or sorted(map(int, scores))
+    num = len(next(iter(scores.values())))
+    return max(range(num), key=lambda r: [scores[str(n)][r] for n in lengths])
+
+
+def _columns(result: dict[str, Any]) -> list[int]:
+    lengths = {int(n) for run in result["runs"].values() for n in run["scores"]}
+    wanted = [n for n in sorted(lengths) if n in (32, 128, 512, 4096, 65_536)]
+    return wanted or sorted(lengths)
+
+
+def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows: the best seed's scores beside the published ones, and the other seeds at the longest length."""
+    lengths = _columns(result)
+    head = ["run", *map(str, lengths), "all seeds", "published"]
+    rows = []
+    for run in result["runs"].values():
+        name = f"{run['group']} {run['mixer']}" + ("" if run["recipe_name"] == "paper" else f" {run['recipe_name']}")
+        known = published(run)
+        middle = [n for n in lengths if str(n) in run["scores"] and n <= 512]
+        spread = " ".join(f"{v:.2f}" for v in run["scores"][str(middle[-1])]) if middle else ""
+        values = [f"{run['scores'][str(n)][run['best']]:.3f}" if str(n) in run["scores"] else "-" for n in lengths]
+        rows.append([name, *values, spread, " ".join(f"{v:g}" for v in known) if known else ""])
+    return head, rows
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """:func:`table` for a document; the last two columns say which lengths they mean."""
+    head, rows = table(result)
+    middle = max((n for n in _columns(result) if n <= 512), default=0)
+    head[-2], head[-1] = f"all seeds at {middle}", "published, 32 / 128 / 512"
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
+
+
+def groups_figure(result: dict[str, Any]) -> Any:
+    """One panel a group, one colour a run, seeds thin and the best one thick, published points (fig:group_word_problems)."""
+    by_group: dict[str, list[dict[str, Any]]] = {}
+    for run in result["runs"].values():
+        by_group.setdefault(run["group"], []).append(run)
+    figure = _figure(figsize=(4.6 * len(by_group) + 0.8, 4.6))
+    panels = figure.subplots(1, len(by_group), squeeze=False, sharey=True)[0]
+    for axes, (group, runs) in zip(panels, by_group.items(), strict=True):
+        for i, run in enumerate(runs):
+            _draw_run(axes, run, _colour(run, i))
+        axes.axvline(runs[0]["recipe"]["curriculum"][-1], color="#5c6b7a", linewidth=1, linestyle="--")
+        axes.set(title=group, xlabel="word length", ylim=(-0.06, 1.06))
+        axes.set_xscale("log", base=2)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=7.5, loc="upper center", bbox_to_anchor=(0.5, -0.16))
+    panels[0].set_ylabel("scaled accuracy")
+    return figure
+
+
+_MORE = ("#2f7f4f", "#c8553d", "#b58900", "#6c3fa0", "#2c8c99", "#8c564b", "#e377c2", "#17365d", "#bcbd22", "#7f7f7f")
+
+
+def _colour(run: dict[str, Any], place: int) -> str:
+    if run["mixer"] in ARM_LABELS and run["recipe_name"] in ("paper", "10k", "quick"):
+        return ARM_LABELS[run["mixer"]][1]
+    return _MORE[place % len(_MORE)]
+
+
+def _draw_run(axes: Any, run: dict[str, Any], colour: str) -> None:
+    lengths = sorted(map(int, run["scores"]))
+    label = run["label"] + ("" if run["recipe_name"] == "paper" else f", {run['recipe_name']}")
+    for r in range(len(run["seeds"])):
+        values = [run["scores"][str(n)][r] for n in lengths]
+        best = r == run["best"]
+        style = {"linewidth": 2.4, "label": label, "marker": "o", "markersize": 3.5} if best else {"linewidth": 0.8}
+        axes.plot(lengths, values, color=colour, alpha=1.0 if best else 0.45, **style)
+    known = published(run)
+    if known is not None:
+        axes.plot(PUBLISHED_LENGTHS, known, "D", color=colour, fillstyle="none", markersize=7)
 
 
 def mechanism_figure(mechanism: dict[str, Any]) -> Any:
