@@ -5,10 +5,7 @@ Words have at most 32 moves in training and up to 512 in the test.
 """
 
 import argparse
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -19,17 +16,16 @@ from torch import Tensor
 
 from ckda import transition
 from ckda.cli import add_common_arguments, make_folder, pick_device
-from ckda.layers import RANGES, ComplexKDA
-from ckda.models.tracker import Tracker
+from ckda.layers import RANGES
+from ckda.models.tracker import Tracker, build_tracker
 from ckda.record import environment, write_json
 from ckda.report import Page
 from ckda.report.page import svg_of
 from ckda.report.tracking import ARM_LABELS, cups_strip, extrapolation_figure, mechanism_figure
 from ckda.tasks.groups import WordProblem, correct_products, scaled_accuracy
-from ckda.train import Ensemble, Recipe, deferred_interrupt
+from ckda.train import Ensemble, Recipe, train
 
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
-_SAVE_EVERY = 15.0  # seconds between checkpoints
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,25 +43,16 @@ def _positive(text: str) -> int:
     return value
 
 
-def build(arm: str, task: WordProblem) -> Tracker:
-    """The one-layer tracker of app:exp_state_tracking with this arm's ranges."""
-    gate, beta_range = RANGES[arm]
-    init = "spread" if gate == "signed" else "standard"
-    mixer = ComplexKDA(
-        48, num_heads=12, head_dim=16, gate=gate, beta_range=beta_range, gate_init=init, conv_size=0, activate=()
-    )
-    return Tracker(mixer, num_tokens=task.order + 1, num_classes=task.order)
-
-
 def run(args: argparse.Namespace) -> int:
     """Train, test, draw; returns the exit status."""
     device, out = pick_device(args.device), make_folder(args.out)
     task = WordProblem.named("S3")
     recipe = Recipe(steps=20 if args.smoke else args.steps, batch=8 if args.smoke else args.batch)
     lengths = LENGTHS[:4] if args.smoke else LENGTHS
-    arms = {arm: Ensemble(partial(build, arm, task), task, recipe, (args.seed,), device) for arm in RANGES}
+    arms = {arm: Ensemble(partial(build_tracker, arm, task), task, recipe, (args.seed,), device) for arm in RANGES}
     began = time.perf_counter()
-    losses = _train(arms, out, args.fresh, quiet=args.json)
+    title = "One layer each, S3 words of up to 32 moves: where are the three cups?"
+    train(arms, partial(_checkpoint, out), fresh=args.fresh, quiet=args.json, look_every=10, title=title)
     trained = time.perf_counter() - began
     result = {
         "what": "ckda demo",
@@ -77,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         "arms": {
             arm: {
                 "scores": _scores(ensemble, task, lengths),
-                "losses": losses[arm],
+                "losses": [looked[0] for looked in ensemble.history["loss"]],
                 "parameters": sum(p[0].numel() for p in ensemble.parameters.values()),
             }
             for arm, ensemble in arms.items()
@@ -103,98 +90,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _checkpoint(out: Path, arm: str) -> Path:
     return out / f"{arm}.checkpoint.pt"
-
-
-def _resume(arms: dict[str, Ensemble], out: Path) -> None:
-    for arm, ensemble in arms.items():
-        path = _checkpoint(out, arm)
-        if path.exists():
-            try:
-                ensemble.load(path)
-                print(f"resuming {arm} at update {ensemble.step}", file=sys.stderr)
-            except ValueError as error:
-                print(f"starting {arm} anew: {error}", file=sys.stderr)
-
-
-def _train(arms: dict[str, Ensemble], out: Path, fresh: bool, quiet: bool) -> dict[str, list[float]]:
-    """Train the arms in turn, a few updates at a time, so that they advance side by side.
-
-    Returns the losses seen, every tenth update since the start or the resumption.
-    """
-    if not fresh:
-        _resume(arms, out)
-    steps = next(iter(arms.values())).recipe.steps
-    losses: dict[str, list[float]] = {arm: [] for arm in arms}
-    saved = time.perf_counter()
-    with deferred_interrupt() as asked, _display(arms, quiet) as show:
-        while any(ensemble.step < steps for ensemble in arms.values()):
-            for arm, ensemble in arms.items():
-                if ensemble.step < steps and not asked():
-                    loss = _updates(ensemble, min(10, steps - ensemble.step))
-                    losses[arm].append(round(loss, 5))
-                    show(arm, loss)
-            if asked() or time.perf_counter() - saved > _SAVE_EVERY:
-                _save(arms, out)
-                saved = time.perf_counter()
-            if asked():
-                print(f"\nstopped; the same command goes on from here (checkpoints in {out})", file=sys.stderr)
-                raise KeyboardInterrupt
-    return losses
-
-
-def _updates(ensemble: Ensemble, count: int) -> float:
-    """Train `count` updates; the last loss."""
-    for _ in range(count):
-        loss = ensemble.train_step()
-    return float(loss[0])
-
-
-def _save(arms: dict[str, Ensemble], out: Path) -> None:
-    for arm, ensemble in arms.items():
-        ensemble.save(_checkpoint(out, arm))
-
-
-@contextmanager
-def _display(arms: dict[str, Ensemble], quiet: bool) -> Iterator[Callable[[str, float], None]]:
-    """Live bars with an ETA on a terminal, a line now and then elsewhere, nothing if quiet; yields `show(arm, loss)`."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    steps = next(iter(arms.values())).recipe.steps
-    if quiet or not console.is_terminal:
-        began, said = time.perf_counter(), {arm: ensemble.step // max(1, steps // 5) for arm, ensemble in arms.items()}
-
-        def say(arm: str, loss: float) -> None:
-            ensemble = arms[arm]
-            mark = ensemble.step // max(1, steps // 5)
-            if not quiet and mark > said[arm]:
-                said[arm] = mark
-                seconds = time.perf_counter() - began
-                print(f"{seconds:6.1f} s  {arm:11s} update {ensemble.step}/{steps}  loss {loss:.4f}", file=sys.stderr)
-
-        yield say
-        return
-    columns = (
-        TextColumn("{task.description:<11}"),
-        BarColumn(bar_width=28),
-        TextColumn("{task.completed:>4.0f}/{task.total:.0f}"),
-        TextColumn("length {task.fields[length]:>2}  loss {task.fields[loss]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        console.print("One layer each, S3 words of up to 32 moves: where are the three cups?")
-        bars = {
-            arm: progress.add_task(arm, total=steps, completed=ensemble.step, length=4, loss="   -  ")
-            for arm, ensemble in arms.items()
-        }
-
-        def show(arm: str, loss: float) -> None:
-            ensemble = arms[arm]
-            length = ensemble.recipe.length(ensemble.step - 1)
-            progress.update(bars[arm], completed=ensemble.step, length=length, loss=f"{loss:6.4f}")
-
-        yield show
 
 
 def _scores(ensemble: Ensemble, task: WordProblem, lengths: tuple[int, ...], size: int = 256) -> dict[str, float]:
@@ -225,7 +120,7 @@ def _working_head(model: Tracker, ensemble: Ensemble, task: WordProblem) -> int:
 @torch.no_grad()
 def _mechanism(ensemble: Ensemble, task: WordProblem) -> dict[str, Any]:
     """Beta of every head and symbol; gates and eigenvalues of the head that works (fig:s3_interpretability)."""
-    model: Any = ensemble.replica(0, partial(build, "ckda", task))
+    model: Any = ensemble.replica(0, partial(build_tracker, "ckda", task))
     head = _working_head(model, ensemble, task)
     symbols = torch.arange(task.order, device=ensemble.device)
     alpha, k, beta = (t[0].float().cpu() for t in model.mixer.transitions(model.embedding(symbols)[None]))

@@ -142,17 +142,19 @@ def _near_orthogonal(model: Tracker, task: "WordProblem", logit: float = 4.0, ga
 def _quaternions(model: Tracker, task: "WordProblem", heads: int = 2, logit: float = 12.0) -> None:
     """Two heads start as the paper's tracker of A5 (app:A5const): ``A_g = (I - 2 q_g q_g^T) Diag(-1, 1, 1, 1)``.
 
-    The first coordinates of the embedding are the quaternion and a 1 (the begin token has two ones instead), the keys of those
-    heads read the quaternion, their gates and learning rates stand at their ends. All the rest is random, everything trains.
+    The embedding holds the quaternion and a 1 (the begin token two ones), the keys of those heads read the quaternion, their
+    gates and learning rates stand at their ends. All the rest is random, everything trains. Nothing has to be written at
+    the beginning: a value v = C^T q, C with first row zero, makes ``S_t - C = A_g (S_{t-1} - C)``, so that the state runs
+    through C - A C from zero.
     """
     mixer = model.mixer
     _need_two_spreads(mixer, "quaternions")
     if mixer.head_dim != 4:
         raise ValueError(f"start 'quaternions' needs heads of 4, not of {mixer.head_dim}")
     embedding = model.embedding.weight
+    embedding.zero_()
     embedding[:-1, :4] = torch.from_numpy(icosahedral_quaternions(task.group)).float()
-    embedding[:, 4], embedding[:, 5] = 1.0, 0.0
-    embedding[-1, :4], embedding[-1, 5] = 0.0, 1.0
+    embedding[:, 4], embedding[-1, 5] = 1.0, 1.0
     for head in range(heads):
         rows = slice(4 * head, 4 * head + 4)
         mixer.k_proj.weight[rows] = torch.eye(4, mixer.hidden_size)
@@ -191,11 +193,11 @@ def icosahedral_quaternions(G: FiniteGroup) -> np.ndarray:
     found = [np.array([1.0, 0, 0, 0])]
     for q in found:  # grows while it is walked: each class up to sign once
         for g in generators:
-            new = np.array(hamilton(g, q))
+            new = np.array(hamilton(list(g), list(q)))
             if np.abs(np.stack(found) @ new).max() < 0.999:
                 found.append(new)
     Q = np.stack(found)
-    products = np.stack([np.array(hamilton(a, Q.T)).T for a in Q])  # [60, 60, 4]
+    products = np.stack([np.array(hamilton(list(a), list(Q.T))).T for a in Q])  # [60, 60, 4]
     images = isomorphism(G, from_table(np.abs(products @ Q.T).argmax(-1), "2I / +-1"))
     if images is None:
         raise ValueError(f"{G.name} is not isomorphic to A5; only A5 starts from quaternions")

@@ -15,6 +15,7 @@ two cups, with noise tokens in between that mean nothing:
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ class WordProblem:
         elif name == "involutions":
             wanted = {i for i, order in enumerate(G.orders) if order <= 2}
         elif name == "half":
-            wanted = set(max((N for N in G.normal_subgroups if len(N) < G.order), key=len))
+            wanted = set([N for N in G.normal_subgroups if len(N) < G.order][-1])  # they come by size
         else:
             raise ValueError(f"letters is {name!r}; it may be 'all', 'generators', 'involutions' or 'half'")
         chosen = tuple(t for t in self.letters if (self.meaning[t] if self.meaning else t) in wanted)
@@ -249,7 +250,7 @@ def correct_in_passing(
     x, y = task.batch(size, length, generator)
     shares, cache = [], None
     bounds = [0, *range(1 + segment, 1 + length, segment), 1 + length]
-    for first, last in zip(bounds, bounds[1:], strict=False):
+    for first, last in pairwise(bounds):
         part = x[:, first:last]
         logits, cache = prefill(part.expand(replicas, *part.shape), cache)
         if first == 0:

@@ -99,7 +99,8 @@ class Ensemble:
 
     def draw(self, size: int, length: int, letters: str = "") -> tuple[Tensor, Tensor]:
         """The next batch of every replica, [R, size, ...]."""
-        task = self.task.over(letters) if letters else self.task  # type: ignore[attr-defined]
+        task: Any = self.task
+        task = task.over(letters) if letters else task
         pairs = [task.batch(size, length, generator) for generator in self.generators]
         return torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs])
 
@@ -109,7 +110,7 @@ class Ensemble:
         self._block_start, self._block_states = self.step, [g.get_state() for g in self.generators]
         phase = self.recipe.phase(self.step)
         x, y = self.draw(count * self.recipe.batch, phase.length, phase.letters)
-        self._block = tuple(t.unflatten(1, (count, -1)).transpose(0, 1) for t in (x, y))  # type: ignore[assignment]
+        self._block = (x.unflatten(1, (count, -1)).transpose(0, 1), y.unflatten(1, (count, -1)).transpose(0, 1))
 
     def prepare(self) -> None:
         """Put the present update's batch, learning rates and penalty factor where :meth:`update` reads them."""

@@ -45,6 +45,7 @@ class Program:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._key: tuple = ()
         self._warm = 0
+        self._side_by_side = len(self.ensembles) > 1
         if self._record:
             self._stream = torch.cuda.Stream()
             self._branches = [torch.cuda.Stream() for _ in self.ensembles]
@@ -87,21 +88,27 @@ class Program:
         """The updates, each on a stream of its own that leaves the present one and comes back to it."""
         here = torch.cuda.current_stream()
         for i in active:
-            branch = self._branches[i]
+            branch = self._branches[i] if self._side_by_side else here
             branch.wait_stream(here)
             with torch.cuda.stream(branch):
                 self.ensembles[i].losses = self.ensembles[i].update()
         for i in active:
-            here.wait_stream(self._branches[i])
+            if self._side_by_side:
+                here.wait_stream(self._branches[i])
 
     def _recorded(self, active: list[int]) -> torch.cuda.CUDAGraph | None:
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        try:
-            with torch.cuda.graph(graph, stream=self._stream):
-                self._round(active)
-        except RuntimeError as error:
-            print(f"updates run one by one, for they could not be recorded: {error}", file=sys.stderr)
-            self._record = False
-            return None
-        return graph
+        """The round as a graph: with branches, without them if that fails, or else not at all; said on standard error."""
+        while True:
+            graph = torch.cuda.CUDAGraph()
+            torch.cuda.synchronize()
+            try:
+                with torch.cuda.graph(graph, stream=self._stream):
+                    self._round(active)
+                return graph
+            except RuntimeError as error:
+                how = "one after the other" if self._side_by_side else "kernel by kernel"
+                print(f"updates run {how}, for they could not be recorded otherwise: {error}", file=sys.stderr)
+                if not self._side_by_side:
+                    self._record = False
+                    return None
+                self._side_by_side = False
