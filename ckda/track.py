@@ -223,6 +223,8 @@ def _recipe(args: argparse.Namespace, name: str) -> tuple[Recipe, int]:
         key: value for key in ("steps", "batch", "keep", "cull_at") if (value := getattr(args, key)) is not None
     }
     restarts = args.restarts or protocol.restarts
+    if args.restarts and not more.get("keep", protocol.changes.get("keep")):
+        raise ValueError("--restarts is given without --keep and --cull-at: how many seeds go on, and from when")
     if args.smoke:
         more |= {"steps": 10, "batch": 8, "curriculum": (4, 6), "letters": (), "block": 3}
         if restarts:
@@ -230,8 +232,6 @@ def _recipe(args: argparse.Namespace, name: str) -> tuple[Recipe, int]:
             restarts = 3
     elif restarts and "steps" in more and "cull_at" not in more:
         more["cull_at"] = max(1, protocol.changes.get("cull_at", 1) * more["steps"] // protocol.recipe().steps)
-    if args.restarts and not more.get("keep", protocol.changes.get("keep")):
-        raise ValueError("--restarts is given without --keep and --cull-at: how many seeds go on, and from when")
     recipe = protocol.recipe(**more)
     if restarts and restarts < recipe.keep:
         raise ValueError(f"--restarts is {restarts}; it must be at least --keep, {recipe.keep}")
