@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ckda import transition
+from ckda.analysis.tracking import mechanism
 from ckda.cli import add_common_arguments, make_folder, pick_device
 from ckda.layers import RANGES
-from ckda.models.tracker import Tracker, build_tracker
+from ckda.models.tracker import build_tracker
 from ckda.record import environment, write_json
 from ckda.report import Page
 from ckda.report.page import svg_of
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
             }
             for arm, ensemble in arms.items()
         },
-        "mechanism": _mechanism(arms["ckda"], task),
+        "mechanism": mechanism(_model(arms["ckda"], task), task),
         "strip": _strip(arms, task, first=min(4 * recipe.curriculum[-1], max(lengths)) - 12),
     }
     result["seconds"] = round(time.perf_counter() - began, 2)
@@ -101,38 +101,8 @@ def _scores(ensemble: Ensemble, task: WordProblem, lengths: tuple[int, ...], siz
 # What was learned ----------------------------------------------------------------------------------------------------
 
 
-@torch.no_grad()
-def _working_head(model: Tracker, ensemble: Ensemble, task: WordProblem) -> int:
-    """The head whose silence costs most: accuracy at length 64 with its readout set to zero."""
-    tokens, target = task.batch(64, 64, torch.Generator(ensemble.device).manual_seed(7))
-    mixer: Any = model.mixer
-    stream = model.embedding(tokens)
-    o = mixer.read(stream)
-    accuracy = []
-    for head in range(o.shape[2]):
-        silenced = o.clone()
-        silenced[:, :, head] = 0
-        logits = model.decode(stream + mixer.write_out(silenced, stream))[:, 1:]
-        accuracy.append(float((logits.argmax(-1) == target).double().mean()))
-    return min(range(len(accuracy)), key=accuracy.__getitem__)
-
-
-@torch.no_grad()
-def _mechanism(ensemble: Ensemble, task: WordProblem) -> dict[str, Any]:
-    """Beta of every head and symbol; gates and eigenvalues of the head that works (fig:s3_interpretability)."""
-    model: Any = ensemble.replica(0, partial(build_tracker, "ckda", task))
-    head = _working_head(model, ensemble, task)
-    symbols = torch.arange(task.order, device=ensemble.device)
-    alpha, k, beta = (t[0].float().cpu() for t in model.mixer.transitions(model.embedding(symbols)[None]))
-    eigenvalues = transition.eigenvalues(alpha[:, head], k[:, head], beta[:, head])
-    return {
-        "head": head,
-        "symbols": task.names(),
-        "orders": task.group.orders,
-        "beta": beta.tolist(),
-        "alpha": alpha[:, head].tolist(),
-        "eigenvalues": [[[float(z.real), float(z.imag)] for z in row] for row in eigenvalues],
-    }
+def _model(ensemble: Ensemble, task: WordProblem) -> Any:
+    return ensemble.replica(0, partial(build_tracker, "ckda", task))
 
 
 def _strip(arms: dict[str, Ensemble], task: WordProblem, first: int, shown: int = 12) -> dict[str, Any]:
@@ -205,9 +175,9 @@ def _page(result: dict[str, Any]) -> Page:
     page.section("What Complex KDA has learned")
     page.figure(
         svg_of(mechanism_figure(result["mechanism"])),
-        "Left: the learning rate of every head, one dot per input symbol. Middle: the gates of the head whose removal costs "
-        "most accuracy. Right: the eigenvalues of its transitions. A learning rate near 2 and gates near -1 and 1 make a "
-        "transition that rotates: a pair of eigenvalues on the unit circle, at a third of a turn for the 3-cycles.",
+        "From the left: the learning rate of every head, one dot per input symbol; the gates of the head whose removal costs "
+        "most accuracy; its keys in their principal coordinates; the eigenvalues of its transitions. "
+        "A learning rate near 2 and gates near -1 and 1 make a transition that rotates: a pair of eigenvalues on the unit circle, at a third of a turn for the 3-cycles.",
     )
     env = result["environment"]
     page.footer(

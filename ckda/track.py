@@ -375,7 +375,7 @@ def _finish(one: Run, out: Path, lengths: tuple[int, ...], words: int, seconds: 
         "shuffled_objects": _questions(one),
         "environment": environment(ensemble.device),
     }
-    write_bytes(weights, _weights(one))
+    write_bytes(weights, _weights(one, result["best"]))
     write_json(record, result)
     checkpoint.unlink(missing_ok=True)
     return result
@@ -395,10 +395,16 @@ def _questions(one: Run) -> dict[str, Any] | None:
     return {"right": right, "questions": len(questions)}
 
 
-def _weights(one: Run) -> bytes:
+def _weights(one: Run, best: int) -> bytes:
     """The trained parameters, [R, ...] each, and what a model is built from again."""
     parameters = {name: p.detach().cpu() for name, p in one.ensemble.parameters.items()}
-    about = {"group": one.group, "mixer": one.mixer, "recipe": one.recipe_name, "seeds": list(one.ensemble.seeds)}
+    about: dict[str, Any] = {
+        "group": one.group,
+        "mixer": one.mixer,
+        "recipe": one.recipe_name,
+        "seeds": list(one.ensemble.seeds),
+    }
+    about["best"] = best
     buffer = io.BytesIO()
     torch.save(about | {"model": _model_options(one), "parameters": parameters}, buffer)
     return buffer.getvalue()

@@ -166,9 +166,9 @@ def _draw_run(axes: Any, run: dict[str, Any], colour: str) -> None:
 
 
 def mechanism_figure(mechanism: dict[str, Any]) -> Any:
-    """Beta by head, the gates of the head that works, and its eigenvalues per input symbol (fig:s3_interpretability)."""
-    figure = _figure(figsize=(10.2, 3.5))
-    left, middle, right = figure.subplots(1, 3, width_ratios=(1.15, 1.25, 1.0))
+    """Beta by head; gates, keys in principal coordinates and eigenvalues of the head that works (fig:s3_interpretability)."""
+    figure = _figure(figsize=(13.4, 3.6))
+    left, middle, plane, right = figure.subplots(1, 4, width_ratios=(1.15, 1.25, 1.0, 1.0))
     names, head = mechanism["symbols"], mechanism["head"]
     beta = mechanism["beta"]  # [symbols][heads]
     for h in range(len(beta[0])):
@@ -183,25 +183,38 @@ def mechanism_figure(mechanism: dict[str, Any]) -> Any:
     middle.set_yticks(range(len(names)), names)
     middle.set(xlabel="channel", title=f"gates α of head {head}")
     figure.colorbar(image, ax=middle, shrink=0.8)
+    _draw_keys(plane, mechanism)
     circle = [2 * math.pi * i / 200 for i in range(201)]
     right.plot([math.cos(t) for t in circle], [math.sin(t) for t in circle], color="#c5ced8", linewidth=1)
-    marks = {1: "s", 2: "o", 3: "^"}
-    colours = {1: "#5c6b7a", 2: "#d08a2e", 3: "#16548c"}
-    labels = {1: "identity", 2: "transposition", 3: "3-cycle"}
-    seen = set()
+    seen: set[int] = set()
     for order, values in zip(mechanism["orders"], mechanism["eigenvalues"], strict=True):
-        label = labels.get(order, f"order {order}") if order not in seen else None
+        label = f"order {order}" if order not in seen else None
         seen.add(order)
         real, imaginary = [v[0] for v in values], [v[1] for v in values]
-        style = {"color": colours.get(order, "#2f7f4f"), "label": label, "alpha": 0.75, "markersize": 5}
-        right.plot(real, imaginary, marks.get(order, "D"), fillstyle="none", **style)
+        colour, mark = _MARKS.get(order, ("#2f7f4f", "D"))
+        right.plot(real, imaginary, mark, fillstyle="none", color=colour, label=label, alpha=0.75, markersize=5)
     right.set(title=f"eigenvalues of head {head}", aspect="equal", xlim=(-1.25, 1.25), ylim=(-1.25, 1.25))
     right.legend(
         frameon=False, fontsize=7.5, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=3, handletextpad=0.1
     )
-    for axes in (left, right):
+    for axes in (left, plane, right):
         axes.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+#: colour and mark of an element by its order
+_MARKS = {1: ("#5c6b7a", "s"), 2: ("#d08a2e", "o"), 3: ("#16548c", "^"), 4: ("#2f7f4f", "D"), 5: ("#c8553d", "p")}
+
+
+def _draw_keys(axes: Any, mechanism: dict[str, Any]) -> None:
+    names = mechanism["symbols"] if len(mechanism["symbols"]) <= 8 else [""] * len(mechanism["symbols"])
+    for (x, y), order, name in zip(mechanism["keys"], mechanism["orders"], names, strict=True):
+        colour, mark = _MARKS.get(order, ("#2f7f4f", "D"))
+        axes.plot([x], [y], mark, color=colour, markersize=5)
+        axes.annotate(name, (x, y), textcoords="offset points", xytext=(4, 4), fontsize=7.5)
+    share = sum(mechanism["explained"])
+    axes.set(title=f"keys, first 2 PCs (3 hold {share:.0%})", xlabel="PC 1", ylabel="PC 2")
+    axes.margins(0.2)
 
 
 def cups_strip(strip: dict[str, Any]) -> str:
