@@ -177,7 +177,8 @@ def _page(result: dict[str, Any]) -> Page:
         svg_of(mechanism_figure(result["mechanism"])),
         "From the left: the learning rate of every head, one dot per input symbol; the gates of the head whose removal costs "
         "most accuracy; its keys in their principal coordinates; the eigenvalues of its transitions. "
-        "A learning rate near 2 and gates near -1 and 1 make a transition that rotates: a pair of eigenvalues on the unit circle, at a third of a turn for the 3-cycles.",
+        "A learning rate near 2 and gates near -1 and 1 make a transition that rotates: "
+        "a pair of eigenvalues on the unit circle, at a third of a turn for the 3-cycles.",
     )
     env = result["environment"]
     page.footer(

@@ -9,6 +9,7 @@ import argparse
 import io
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import product
@@ -97,6 +98,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--together", type=_positive, help="runs trained side by side (default: 1, on a GPU 8)")
     parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="then stop with a checkpoint, status 3")
     parser.add_argument("--fresh", action="store_true", help="train anew, whatever is in --out")
+    parser.add_argument(
+        "--collect", nargs="+", metavar="FOLDER", help="train nothing: bring the runs of these --out folders together"
+    )
+    parser.add_argument("--trained-at", metavar="COMMIT", help="with --collect: the commit, where records know none")
 
 
 def _positive(text: str) -> int:
@@ -134,6 +139,8 @@ def task_named(text: str) -> WordProblem:
 
 def run(args: argparse.Namespace) -> int:
     """Train what is missing, evaluate, draw; returns the exit status."""
+    if args.collect:
+        return _collect(args)
     began = time.perf_counter()
     device, out = pick_device(args.device), make_folder(args.out)
     lengths = _lengths(args, device)
@@ -167,6 +174,45 @@ def run(args: argparse.Namespace) -> int:
     }
     _show(result, out, args.json)
     return _STOPPED if stopped else 0
+
+
+def _collect(args: argparse.Namespace) -> int:
+    """Bring finished runs together: records, table and figures from their JSON alone."""
+    out = make_folder(args.out)
+    try:
+        runs = collected(args.collect, args.group)
+    except ValueError as error:
+        raise SystemExit(f"--collect: {error}") from error
+    for name, one in runs.items():
+        one["environment"]["commit"] = one["environment"]["commit"] or args.trained_at
+        write_json(out / "runs" / f"{name}.json", one)
+    some = next(iter(runs.values()))
+    _show(
+        {"what": "ckda track", "environment": some["environment"], "seconds": 0.0, "runs": runs, "absent": {}},
+        out,
+        args.json,
+    )
+    return 0
+
+
+def collected(folders: Sequence[str], groups: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
+    """The records runs/NAME.json of these folders, of these groups (none: all), by group, recipe and mixer as listed here."""
+    found: dict[str, dict[str, Any]] = {}
+    for folder in folders:
+        for path in sorted((Path(folder) / "runs").glob("*.json")):
+            one = read_json(path)
+            if isinstance(one, dict) and "scores" in one and "mixer" in one and (not groups or one["group"] in groups):
+                found[path.stem] = one
+    if not found:
+        raise ValueError(f"no runs/NAME.json in {', '.join(folders)}; `ckda track` leaves them in its --out")
+
+    def place(item: tuple[str, dict[str, Any]]) -> tuple:
+        one = item[1]
+        recipes, mixers = list(RECIPES), list(MIXERS)
+        recipe = recipes.index(one["recipe_name"]) if one["recipe_name"] in recipes else len(recipes)
+        return one["group"], recipe, mixers.index(one["mixer"]) if one["mixer"] in mixers else len(mixers)
+
+    return dict(sorted(found.items(), key=place))
 
 
 def _lengths(args: argparse.Namespace, device: str) -> tuple[int, ...]:

@@ -33,6 +33,7 @@ _CLOSED: dict[str, Any] = {"penalties": {"closure": 0.1, "defect": 0.01}}
 RECIPES: dict[str, Protocol] = {
     "paper": Protocol("the paper's protocol: 60,000 updates of 1024 words, lengths 4, 6, 8, 16, 32"),
     "10k": Protocol("the paper's protocol in 10,000 updates", {"steps": 10_000}),
+    "fast": Protocol("the paper's protocol in 1000 updates: S3 in seconds on a GPU", {"steps": 1000}),
     "quick": Protocol("600 updates of 64 words: S3 in a minute or two on a CPU", {"steps": 600, "batch": 64}),
     "closure": Protocol(
         "equal input and product, equal readout: the rotations learn to close", {"steps": 10_000} | _CLOSED
