@@ -9,7 +9,6 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 __all__ = ["AdamW", "Muon", "newton_schulz", "one_cycle", "warmup_cosine"]
 
@@ -25,18 +24,19 @@ def newton_schulz(G: Tensor, steps: int = 5) -> Tensor:
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = G.shape[-2] > G.shape[-1]
     X = G.mT if tall else G
-    X = X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    X = (X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)).reshape(-1, *X.shape[-2:])
     for _ in range(steps):
         A = X @ X.mT
-        X = a * X + (b * A + c * (A @ A)) @ X
+        X = torch.baddbmm(X, torch.baddbmm(A, A, A, beta=b, alpha=c), X, beta=a)
+    X = X.view(*G.shape[:-2], *X.shape[-2:])
     return X.mT if tall else X
 
 
 class Muon:
     """Momentum orthogonalised by Newton-Schulz, for stacked matrices [R, m, n]; scaled by sqrt(max(1, m / n)).
 
-    Equal shapes are orthogonalised together. On a GPU all shapes are, padded with zeros to the largest: Newton-Schulz
-    keeps the zeros, and a few larger products take less time there than many small ones.
+    Equal shapes are orthogonalised together. On a GPU all shapes are, laid on their side and padded with zeros to the largest:
+    Newton-Schulz keeps the zeros, and a few larger products take less time there than many small ones.
     """
 
     def __init__(self, parameters: list[Tensor], momentum: float = 0.95, weight_decay: float = 0.0):
@@ -58,10 +58,11 @@ class Muon:
         torch._foreach_mul_(self.velocity, self.momentum)
         torch._foreach_add_(self.velocity, grads)
         nesterov = torch._foreach_add(grads, self.velocity, alpha=self.momentum)
+        updates: dict[int, Tensor] = {}
         for members in self.groups:
-            for i, update in zip(members, _orthogonal([nesterov[i] for i in members]), strict=True):
-                m, n = update.shape[-2:]
-                self.parameters[i].mul_(1 - lr * self.weight_decay).sub_(update * (lr * math.sqrt(max(1.0, m / n))))
+            updates |= zip(members, _orthogonal([nesterov[i] for i in members], lr), strict=True)
+        torch._foreach_mul_(self.parameters, 1 - lr * self.weight_decay)
+        torch._foreach_sub_(self.parameters, [updates[i] for i in range(len(self.parameters))])
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint must hold, by name; copying into these restores the optimiser."""
@@ -72,21 +73,28 @@ class Muon:
         self.parameters, self.velocity = parameters, [v[replicas] for v in self.velocity]
 
 
-def _orthogonal(matrices: list[Tensor]) -> list[Tensor]:
-    """:func:`newton_schulz` of each [R, m, n], as one batch; different shapes are laid on their side and padded.
+def _orthogonal(matrices: list[Tensor], lr: float | Tensor) -> list[Tensor]:
+    """lr * sqrt(max(1, m / n)) * :func:`newton_schulz` of each [R, m, n], as one batch; different shapes are padded.
 
     Example:
         >>> G = [torch.randn(2, 3, 8), torch.randn(2, 6, 2)]
-        >>> all(torch.allclose(a, newton_schulz(b), atol=1e-5) for a, b in zip(_orthogonal(G), G))
+        >>> found = _orthogonal(G, 0.5)
+        >>> bool((found[0] - 0.5 * newton_schulz(G[0])).abs().max() < 1e-5)
+        True
+        >>> bool((found[1] - 0.5 * 3**0.5 * newton_schulz(G[1])).abs().max() < 1e-5)
         True
     """
+    scales = [math.sqrt(max(1.0, G.shape[-2] / G.shape[-1])) for G in matrices]
     if len({G.shape for G in matrices}) == 1:
-        return list(newton_schulz(torch.stack(matrices)).unbind(0))
+        return list((newton_schulz(torch.stack(matrices)) * (lr * scales[0])).unbind(0))
     wide = [G.mT if G.shape[-2] > G.shape[-1] else G for G in matrices]
     m, n = (max(G.shape[axis] for G in wide) for axis in (-2, -1))
-    padded = torch.stack([pad(G, (0, n - G.shape[-1], 0, m - G.shape[-2])) for G in wide])
-    found = [X[..., : G.shape[-2], : G.shape[-1]] for X, G in zip(newton_schulz(padded), wide, strict=True)]
-    return [X.mT if G.shape[-2] > G.shape[-1] else X for X, G in zip(found, matrices, strict=True)]
+    padded = matrices[0].new_zeros(len(wide), wide[0].shape[0], m, n)
+    for place, G in zip(padded, wide, strict=True):
+        place[:, : G.shape[-2], : G.shape[-1]] = G
+    found = newton_schulz(padded) * lr
+    out = [X[..., : G.shape[-2], : G.shape[-1]] * scale for X, G, scale in zip(found, wide, scales, strict=True)]
+    return [X.mT if G.shape[-2] > G.shape[-1] else X for X, G in zip(out, matrices, strict=True)]
 
 
 class AdamW:
