@@ -137,8 +137,11 @@ def groups_figure(result: dict[str, Any]) -> Any:
         axes.axvline(runs[0]["recipe"]["curriculum"][-1], color="#5c6b7a", linewidth=1, linestyle="--")
         axes.set(title=group, xlabel="word length", ylim=(-0.06, 1.06))
         axes.set_xscale("log", base=2)
+        shown = sorted({int(n) for run in runs for n in run["scores"]})
+        shown = [n for n in shown if n in (8, 32, 128, 512, 4096, 65_536)] or shown
+        axes.set_xticks(shown, [f"{n:,}" for n in shown])
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=7.5, loc="upper center", bbox_to_anchor=(0.5, -0.16))
+        axes.legend(frameon=False, fontsize=7.5, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
     panels[0].set_ylabel("scaled accuracy")
     return figure
 
