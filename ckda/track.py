@@ -29,7 +29,7 @@ from ckda.report.page import svg_of
 from ckda.report.tracking import best_seed, groups_figure, markdown, table
 from ckda.tasks import shuffled_objects
 from ckda.tasks.groups import WordProblem, correct_in_passing, read_table, scaled_accuracy, shell_game
-from ckda.track_recipes import RECIPES
+from ckda.track_recipes import RECIPES, protocol
 from ckda.train import Ensemble, Recipe, TimeUp, train
 from ckda.train.loop import loss_words
 
@@ -81,11 +81,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mixer", default="ckda", help=f"one, several with commas, 'ranges' or 'all': {', '.join(MIXERS)}"
     )
-    parser.add_argument("--recipe", default="paper", help=f"one or several with commas: {', '.join(RECIPES)}")
+    parser.add_argument(
+        "--recipe", default="paper", help=f"one or several with commas; a+b takes both together: {', '.join(RECIPES)}"
+    )
     parser.add_argument("--seeds", type=_positive, default=3, help="how many seeds, from --seed on (default: 3)")
     parser.add_argument("--steps", type=_positive, help="updates, instead of the recipe's")
     parser.add_argument("--batch", type=_positive, help="words an update, instead of the recipe's")
-    parser.add_argument("--silu", help="which of q, k, v pass through SiLU, such as qkv, k or none")
     parser.add_argument("--restarts", type=_positive, help="seeds to begin with, of which --keep go on after --cull-at")
     parser.add_argument("--keep", type=_positive, help="seeds that go on after --cull-at updates")
     parser.add_argument(
@@ -237,7 +238,9 @@ def _chosen(text: str, known: tuple[str, ...], sets: dict[str, tuple[str, ...]],
 
 def _runs(args: argparse.Namespace, device: str) -> list[Run]:
     mixers = _chosen(args.mixer, tuple(MIXERS), {"all": tuple(MIXERS), "ranges": tuple(RANGES)}, "--mixer")
-    recipes = _chosen(args.recipe, tuple(RECIPES), {}, "--recipe")
+    for word in args.recipe.split(","):
+        _chosen(word.replace("+", ","), tuple(RECIPES), {}, "--recipe")
+    recipes = list(dict.fromkeys(args.recipe.split(",")))
     runs = []
     for group, mixer, recipe in product(args.group or ["S3"], mixers, recipes):
         try:
@@ -249,13 +252,8 @@ def _runs(args: argparse.Namespace, device: str) -> list[Run]:
 
 
 def _ensemble(args: argparse.Namespace, task: WordProblem, mixer: str, name: str, device: str) -> Ensemble:
-    protocol = RECIPES[name]
     recipe, num_seeds = _recipe(args, name)
-    model: dict[str, Any] = dict(protocol.model)
-    if args.silu is not None:
-        if args.silu != "none" and not set(args.silu) <= set("qkv"):
-            raise ValueError(f"--silu is {args.silu!r}; it must be letters of qkv, or none")
-        model["activate"] = () if args.silu == "none" else tuple(sorted(set(args.silu)))
+    model: dict[str, Any] = dict(protocol(name).model)
     build = partial(build_tracker, mixer, task, **model)
     _check_penalties(build(), recipe, task)
     seeds = tuple(range(args.seed, args.seed + num_seeds))
@@ -264,12 +262,12 @@ def _ensemble(args: argparse.Namespace, task: WordProblem, mixer: str, name: str
 
 def _recipe(args: argparse.Namespace, name: str) -> tuple[Recipe, int]:
     """The recipe with what the command line changes, and the number of seeds to begin with."""
-    protocol = RECIPES[name]
+    named = protocol(name)
     more: dict[str, Any] = {
         key: value for key in ("steps", "batch", "keep", "cull_at") if (value := getattr(args, key)) is not None
     }
-    restarts = args.restarts or protocol.restarts
-    if args.restarts and not more.get("keep", protocol.changes.get("keep")):
+    restarts = args.restarts or named.restarts
+    if args.restarts and not more.get("keep", named.changes.get("keep")):
         raise ValueError("--restarts is given without --keep and --cull-at: how many seeds go on, and from when")
     if args.smoke:
         more |= {"steps": 10, "batch": 8, "curriculum": (4, 6), "letters": (), "block": 3}
@@ -277,8 +275,8 @@ def _recipe(args: argparse.Namespace, name: str) -> tuple[Recipe, int]:
             more |= {"cull_at": 4, "keep": 1}
             restarts = 3
     elif restarts and "steps" in more and "cull_at" not in more:
-        more["cull_at"] = max(1, protocol.changes.get("cull_at", 1) * more["steps"] // protocol.recipe().steps)
-    recipe = protocol.recipe(**more)
+        more["cull_at"] = max(1, named.changes.get("cull_at", 1) * more["steps"] // named.recipe().steps)
+    recipe = named.recipe(**more)
     if restarts and restarts < recipe.keep:
         raise ValueError(f"--restarts is {restarts}; it must be at least --keep, {recipe.keep}")
     return recipe, restarts or args.seeds
@@ -406,7 +404,7 @@ def _finish(one: Run, out: Path, lengths: tuple[int, ...], words: int, seconds: 
         "mixer": one.mixer,
         "label": MIXERS[one.mixer].label,
         "recipe_name": one.recipe_name,
-        "about": RECIPES[one.recipe_name].about,
+        "about": protocol(one.recipe_name).about,
         "recipe": asdict(ensemble.recipe),
         "key": _key(one, lengths, words),
         "seeds": list(ensemble.seeds),
@@ -459,7 +457,7 @@ def _weights(one: Run, best: int) -> bytes:
 def _model_options(one: Run) -> dict[str, Any]:
     """Options of :func:`build_tracker` with which these weights can be read again."""
     skeleton: Any = one.ensemble.skeleton
-    options = {name: value for name, value in RECIPES[one.recipe_name].model.items() if name != "start"}
+    options = {name: value for name, value in protocol(one.recipe_name).model.items() if name != "start"}
     if hasattr(skeleton.mixer, "activate"):
         options["activate"] = tuple(sorted(skeleton.mixer.activate))
     return options

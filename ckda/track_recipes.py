@@ -5,7 +5,7 @@ from typing import Any
 
 from ckda.train.recipe import Recipe
 
-__all__ = ["RECIPES", "Protocol"]
+__all__ = ["RECIPES", "Protocol", "protocol"]
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,14 @@ RECIPES: dict[str, Protocol] = {
         {"beta_init": "spread", "start": "reflections", "activate": ("q", "k", "v")},
         restarts=24,
     ),
+    "closure-late": Protocol(
+        "the closure and orthogonality penalties once the training is half over", {"ramp": (0.5, 0.6)} | _CLOSED
+    ),
+    "culled": Protocol(
+        "24 seeds, of which the best three go on after a third of 30,000 updates of 256 words",
+        {"steps": 30_000, "batch": 256, "cull_at": 10_000, "keep": 3},
+        restarts=24,
+    ),
     # A5
     "theory": Protocol(
         "A5 from the paper's construction: two heads of four start as quaternions (app:A5const)",
@@ -96,3 +104,25 @@ RECIPES: dict[str, Protocol] = {
         {"width": 32, "heads": 4, "head_dim": 4, "beta_init": "spread", "start": "quaternions"},
     ),
 }
+
+
+def protocol(name: str) -> Protocol:
+    """The recipe of that name; several joined by + are taken together, the later ones winning.
+
+    Example:
+        >>> both = protocol("silu+culled+closure-late")
+        >>> both.model["activate"], both.restarts, both.recipe().ramp
+        (('q', 'k', 'v'), 24, (0.5, 0.6))
+        >>> protocol("silu+magic")
+        Traceback (most recent call last):
+        KeyError: 'magic'
+    """
+    whole = Protocol("")
+    for part in (RECIPES[word] for word in name.split("+")):
+        whole = Protocol(
+            f"{whole.about}; {part.about}" if whole.about else part.about,
+            whole.changes | part.changes,
+            whole.model | part.model,
+            part.restarts or whole.restarts,
+        )
+    return whole

@@ -16,7 +16,13 @@ from ckda.theory.finite_groups import group
 
 @pytest.mark.parametrize(
     ("name", "dimensions"),
-    [("S3", [1, 1, 2]), ("S4", [1, 1, 2, 3, 3]), ("A5", [1, 3, 3, 4, 5]), ("Q8", [1, 1, 1, 1, 4]), ("Z7", [1, 2, 2, 2])],
+    [
+        ("S3", [1, 1, 2]),
+        ("S4", [1, 1, 2, 3, 3]),
+        ("A5", [1, 3, 3, 4, 5]),
+        ("Q8", [1, 1, 1, 1, 4]),
+        ("Z7", [1, 2, 2, 2]),
+    ],
 )
 def test_irreps_are_representations(name, dimensions):
     G = group(name)
@@ -61,7 +67,9 @@ def by_hand():
         keys[g, :2] = torch.from_numpy(np.linalg.eigh(A)[1][:, 0].copy())  # where the reflection has -1
     keys[6, :2] = torch.tensor([0.6, 0.8])  # the begin token writes one vector, and nothing else does
     with torch.no_grad():
-        x = torch.linalg.qr(torch.randn(48, 7, dtype=torch.float64))[0].T  # orthonormal: any function of the token is linear
+        x = torch.linalg.qr(torch.randn(48, 7, dtype=torch.float64))[
+            0
+        ].T  # orthonormal: any function of the token is linear
         model.embedding.weight.copy_(x)
         mixer = model.mixer
         mixer.k_proj.weight[:4] = keys.T @ x
@@ -86,7 +94,19 @@ def test_a_representation_put_in_by_hand_is_found():
 
 
 def test_command(tmp_path, capsys):
-    command = ["track", "S3", "--smoke", "--mixer", "ckda,gru", "--seeds", "2", "--device", "cpu", "--out", str(tmp_path)]
+    command = [
+        "track",
+        "S3",
+        "--smoke",
+        "--mixer",
+        "ckda,gru",
+        "--seeds",
+        "2",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path),
+    ]
     assert main([*command, "--json"]) == 0
     capsys.readouterr()
     run = str(tmp_path / "runs/S3-ckda.pt")

@@ -109,7 +109,7 @@ def test_a_damaged_record_is_made_anew(tmp_path, capsys):
         (["S3:vowels"], "letters is 'vowels'"),
         (["--lengths", "8,x"], "whole numbers"),
         (["--lengths", "0"], "at least 1"),
-        (["--silu", "qx"], "--silu is 'qx'"),
+        (["--recipe", "silu+magic"], "--recipe magic: there is none"),
         (["--mixer", "attention", "--recipe", "closure"], "no recurrent state"),
         (["--mixer", "gru", "--recipe", "homomorphism"], "needs A of the transition"),
         (["--mixer", "gdn2", "--recipe", "closure"], "needs alpha, beta"),
