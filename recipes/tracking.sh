@@ -4,6 +4,7 @@
 #   recipes/tracking.sh OUT            every piece below, in this order, until LIMIT seconds (default 480) are over
 #   recipes/tracking.sh OUT PIECE ...  these pieces
 #
+#   bench     milliseconds an update, one seed against three, one run against eight side by side
 #   timing    S3, Complex KDA, 1000 updates: seconds to perfect accuracy at the training length
 #   theory    A5 from the paper's construction, three seeds
 #   closure   S3 by the closure penalty and by what it is compared with, three seeds
@@ -21,7 +22,7 @@ set -u
 out=${1:?folder for the results}
 shift
 pieces=("$@")
-((${#pieces[@]})) || pieces=(timing theory closure ranges mixers screen search a5)
+((${#pieces[@]})) || pieces=(bench timing theory closure ranges mixers screen search a5)
 python=${PYTHON:-python3}
 export PYTHONPATH=. OMP_NUM_THREADS=4
 deadline=$(($(date +%s) + ${LIMIT:-480}))
@@ -31,7 +32,7 @@ track() { # options of `ckda track`
   "$python" -m ckda.cli track "$@" --device "${DEVICE:-cuda}" --out "$out/$piece" --time-limit "$left"
 }
 figures() { # fig:group_word_problems, fig:group_word_problems_baselines, fig:s3_interpretability
-  local name folders
+  local name folders piece run
   for name in words:ranges,theory baselines:mixers,silu beyond:ranges,closure,theory,search,a5 screening:screen,search; do
     folders=()
     for piece in $(tr , ' ' <<<"${name#*:}"); do [[ -d $out/$piece/runs ]] && folders+=("$out/$piece"); done
@@ -44,6 +45,7 @@ figures() { # fig:group_word_problems, fig:group_word_problems_baselines, fig:s3
 for piece in "${pieces[@]}"; do
   echo "$(date +%T) $piece"
   case $piece in
+    bench) "$python" benchmarks/tracking.py --device "${DEVICE:-cuda}" --out "$out/bench" ;;
     timing) track S3 --recipe fast ;;
     theory) track A5 --recipe theory ;;
     closure) track S3 --recipe closure,closure-alone,closure-strong,defect,10k ;;

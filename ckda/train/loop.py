@@ -64,17 +64,19 @@ def train(
     began = saved = time.perf_counter()
     with deferred_interrupt() as asked, progress(runs, quiet, title) as show:
         while True:
-            before = {name: ensemble.step for name, ensemble in runs.items()}
+            active = [name for name, ensemble in runs.items() if ensemble.step < ensemble.recipe.steps]
             if not program.advance():
                 return
-            for name, ensemble in runs.items():
-                done = ensemble.step == ensemble.recipe.steps
-                if ensemble.step > before[name] and (ensemble.step % look_every == 0 or done):
-                    _look(ensemble)
-                    show(name, words(name))
+            due = [name for name in active if _due(runs[name], look_every)]
             now = time.perf_counter()
             out_of_time = time_limit is not None and now - began > time_limit
-            if asked() or out_of_time or now - saved > _SAVE_EVERY:
+            save = asked() or out_of_time or now - saved > _SAVE_EVERY
+            if due or save:
+                program.wait()
+            for name in due:
+                _look(runs[name])
+                show(name, words(name))
+            if save:
                 for name, ensemble in runs.items():
                     ensemble.save(checkpoint(name))
                 saved = time.perf_counter()
@@ -82,6 +84,10 @@ def train(
                 folder = checkpoint(next(iter(runs))).parent
                 print(f"\nstopped; the same command goes on from here (checkpoints in {folder})", file=sys.stderr)
                 raise KeyboardInterrupt if asked() else TimeUp
+
+
+def _due(ensemble: Ensemble, look_every: int) -> bool:
+    return ensemble.step % look_every == 0 or ensemble.step == ensemble.recipe.steps
 
 
 def _resume(name: str, ensemble: Ensemble, path: Path) -> None:

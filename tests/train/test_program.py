@@ -7,7 +7,7 @@ import torch
 
 from ckda.models.tracker import build_tracker
 from ckda.tasks.groups import WordProblem
-from ckda.train import Ensemble, Program, Recipe, TimeUp, train
+from ckda.train import Ensemble, Muon, Program, Recipe, TimeUp, train
 
 TASK = WordProblem.named("S3")
 
@@ -118,6 +118,21 @@ def test_the_time_limit_leaves_a_checkpoint(tmp_path):
     assert resumed.history["update"] == [4, 8, 12]
 
 
+def test_muon_pads_to_one_group():
+    """What a GPU does, all shapes in one batch, against shape by shape."""
+    torch.manual_seed(0)
+    shapes = [(2, 12, 5), (2, 5, 12), (2, 3, 12), (2, 12, 5)]
+    start, grads = [torch.randn(s) for s in shapes], [[torch.randn(s) for s in shapes] for _ in range(3)]
+    apart, padded = (Muon([p.clone() for p in start], weight_decay=0.1) for _ in range(2))
+    assert len(apart.groups) == 3
+    padded.groups = [[0, 1, 2, 3]]
+    for g in grads:
+        apart.step(g, 0.1)
+        padded.step(g, torch.tensor(0.1))
+    for a, b in zip(apart.parameters, padded.parameters, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.gpu
 def test_recorded_updates_are_the_same_updates():
     """Two arms with penalties, culling and two lengths: replayed graphs against plain launches."""
@@ -127,7 +142,7 @@ def test_recorded_updates_are_the_same_updates():
         program = Program(arms, record=record)
         while program.advance():
             pass
-        assert not record or program._record
+        assert program.recorded == record
     for a, b in zip(plain, recorded, strict=True):
         torch.testing.assert_close(a.losses, b.losses, rtol=1e-2, atol=1e-3)
         for name, parameter in a.parameters.items():
