@@ -56,6 +56,11 @@ RECIPES: dict[str, Protocol] = {
         {"steps": 30_000},
         {"beta_init": "spread", "start": "reflections"},
     ),
+    "quarters": Protocol(
+        "the same with a quarter of their gates negative, as quaternions have it",
+        {"steps": 30_000},
+        {"beta_init": "spread", "start": "quarters"},
+    ),
     "short": Protocol("ten stages from length 2 on", {"steps": 30_000, "curriculum": _SHORT}),
     "generators": Protocol(
         "words over two generators first, then over the whole group",

@@ -53,10 +53,10 @@ for piece in "${pieces[@]}"; do
     mixers) track S3 --mixer all --recipe 10k --seeds 1 --together 9 ;;
     silu) track S3 --mixer all --recipe silu-keys+10k --seeds 1 --together 9 ;;
     screen)
-      track S4 --recipe paper,silu,silu-keys,spread,reflections,short,generators,half,homomorphism \
-        --steps 20000 --batch 256 --seeds 8 --together 9 --lengths 8,16,32,64,128,512 ;;
+      track S4 --recipe paper,silu,silu-keys,spread,reflections,quarters,short,generators,half,homomorphism \
+        --steps 20000 --batch 256 --seeds 8 --together 10 --lengths 8,16,32,64,128,512 ;;
     search) track S4 --recipe "culled${MORE:-}+closure-late,search" ;;
-    a5) track A5 --recipe "culled${MORE:-}" ;;
+    a5) track A5 --recipe "quarters+culled${MORE:-},short+culled${MORE:-}" ;;
     figures) figures ;;
     *) echo "recipes/tracking.sh: there is no piece '$piece'" >&2; exit 2 ;;
   esac

@@ -132,10 +132,31 @@ def _near_orthogonal(model: Tracker, task: "WordProblem", logit: float = 4.0, ga
     """The heads with the larger learning rates start near orthogonal transitions: beta near 2, gates near -1 and 1."""
     mixer = model.mixer
     _need_two_spreads(mixer, "reflections")
-    for head in (mixer.b_proj.bias > 0).nonzero().flatten().tolist():
+    for head in _leading(mixer):
         rows = slice(head * mixer.head_dim, (head + 1) * mixer.head_dim)
         mixer.b_proj.bias[head] = logit
         mixer.dt_bias[rows] = torch.copysign(torch.full((mixer.head_dim,), gate), mixer.dt_bias[rows])
+
+
+@torch.no_grad()
+def _quarters(model: Tracker, task: "WordProblem") -> None:
+    """:func:`_near_orthogonal` with a quarter of those heads' gates negative.
+
+    In the four-dimensional encoding of rotations (prop:so3-four-dimensional-encoding) the signs are the same for all inputs, one
+    negative in four, and only keys differ: quaternions, whose real part has a quarter of the energy on average over SO(3).
+    """
+    _near_orthogonal(model, task)
+    mixer = model.mixer
+    K = mixer.head_dim
+    for head in _leading(mixer):
+        signs = torch.where(torch.randperm(K) < K // 4, -1.0, 1.0)
+        rows = mixer.dt_bias[head * K : (head + 1) * K]
+        rows.copy_(rows.abs() * signs)
+
+
+def _leading(mixer: Any) -> list[int]:
+    """The heads that beta spread starts with the larger learning rates."""
+    return (mixer.b_proj.bias > 0).nonzero().flatten().tolist()
 
 
 @torch.no_grad()
@@ -173,6 +194,7 @@ def _need_two_spreads(mixer: Any, start: str) -> None:
 STARTS: dict[str, Callable[[Tracker, "WordProblem"], None]] = {
     "random": _random,
     "reflections": _near_orthogonal,
+    "quarters": _quarters,
     "quaternions": _quaternions,
 }
 

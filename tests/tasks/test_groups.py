@@ -144,6 +144,23 @@ def test_the_quaternion_start_tracks_a5():
     torch.testing.assert_close(cache.state[0, 0], C - state @ C, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize(("start", "negative"), [("reflections", None), ("quarters", 4)])
+def test_orthogonal_starts(start, negative):
+    """Half of the heads: beta near 2 and gates near their ends on every input; the other half as before."""
+    torch.manual_seed(0)
+    model = build_tracker("ckda", WordProblem.named("S4"), beta_init="spread", start=start)
+    seen = model.symbols()
+    lead = model.mixer.b_proj.bias == 4.0
+    assert int(lead.sum()) == 6
+    alpha, beta = seen["alpha"][:, lead], seen["beta"][:, lead]
+    assert alpha.abs().min() > 0.99
+    assert beta.min() > 1.8
+    assert seen["beta"][:, ~lead].max() < 1.8
+    counts = (alpha < 0).sum(-1)
+    assert (counts == counts[:1]).all()
+    assert negative is None or (counts == negative).all()
+
+
 def test_questions_of_bigbench():
     """As many as the package has; a question made here otherwise."""
     text = (

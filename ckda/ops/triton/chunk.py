@@ -60,7 +60,20 @@ def plan(call: Call) -> Plan:
     dtype = call.v.dtype
     work = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
     return Plan(
-        B, T, H, HV, K, V, CHUNK, NC, call.num_sequences, packed, segment, -(-NC // segment) if split else 1, dtype, work
+        B,
+        T,
+        H,
+        HV,
+        K,
+        V,
+        CHUNK,
+        NC,
+        call.num_sequences,
+        packed,
+        segment,
+        -(-NC // segment) if split else 1,
+        dtype,
+        work,
     )
 
 
@@ -159,7 +172,9 @@ class Saved(NamedTuple):
     total: Tensor  #: float32 [slots, HV, K]
     y: Tensor  #: [B, T, HV, V]
     states: Tensor  #: [slots, HV, V, K]
-    transitions: Tensor  #: float32 [B, num_segments - 1, HV, K, K] of the segments but the first; empty where there is one
+    transitions: (
+        Tensor  #: float32 [B, num_segments - 1, HV, K, K] of the segments but the first; empty where there is one
+    )
 
 
 def _empty_saved(call: Call, p: Plan) -> Saved:
@@ -217,7 +232,10 @@ def _state_arguments(p: Plan, x: Saved, where: _Chunks, call: Call) -> dict[str,
 
 def _intra(call: Call, p: Plan, x: Saved, where: _Chunks) -> Launch:
     arguments = _gate_arguments(call, p) | {"p_starts": where.starts, "p_ends": where.ends}
-    outputs = {f"p_{name}": getattr(x, name) for name in ("q_start", "k_start", "k_end", "A", "solver", "solver_low", "rho", "total")}
+    outputs = {
+        f"p_{name}": getattr(x, name)
+        for name in ("q_start", "k_start", "k_end", "A", "solver", "solver_low", "rho", "total")
+    }
     arguments |= {"LEVELS": p.C.bit_length() - 1, "SPLIT": p.split}
     return Launch(intra_kernel, (p.slots, p.HV), arguments | outputs, num_warps=8 if p.K > 64 else 4)
 
@@ -328,9 +346,7 @@ def _reverse(
     return Launch(reverse_kernel, (-(-p.V // BV), p.HV, p.N * p.num_segments), arguments | outputs, num_warps=4)
 
 
-def _segment_ends(
-    call: Call, p: Plan, x: Saved, where: _Chunks, do: Tensor, dfinal: Tensor | None
-) -> Tensor:
+def _segment_ends(call: Call, p: Plan, x: Saved, where: _Chunks, do: Tensor, dfinal: Tensor | None) -> Tensor:
     """The gradient of the state after every segment, [B * num_segments, HV, K, V]: the adjoint of :func:`_segment_starts`."""
     offsets = call.v.new_empty(p.B, p.num_segments, p.HV, p.K, p.V, dtype=torch.float32)
     _reverse(call, p, x, where, do, None, offsets, {})()
@@ -340,7 +356,15 @@ def _segment_ends(
 
 
 def _gradient(
-    call: Call, p: Plan, x: Saved, where: _Chunks, do: Tensor, dr: Tensor, duy: Tensor, dstates: Tensor, out: dict[str, Any]
+    call: Call,
+    p: Plan,
+    x: Saved,
+    where: _Chunks,
+    do: Tensor,
+    dr: Tensor,
+    duy: Tensor,
+    dstates: Tensor,
+    out: dict[str, Any],
 ) -> Launch:
     BV = min(64 if p.dtype == torch.bfloat16 and p.K <= 128 else 32, _power_of_two(p.V))
     arguments = _gate_arguments(call, p) | {

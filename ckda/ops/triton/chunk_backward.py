@@ -128,7 +128,19 @@ def reverse_kernel(
 
 @triton.jit
 def _bounded_gradients(
-    b_q, b_k, b_log, b_negative, b_dA, b_D, b_rho, b_dq, b_dk, b_dk_end, C: tl.constexpr, DOT: tl.constexpr, WIDE: tl.constexpr
+    b_q,
+    b_k,
+    b_log,
+    b_negative,
+    b_dA,
+    b_D,
+    b_rho,
+    b_dq,
+    b_dk,
+    b_dk_end,
+    C: tl.constexpr,
+    DOT: tl.constexpr,
+    WIDE: tl.constexpr,
 ):
     """dq, dk, the gradient of cumulative log|alpha|, that of the keys that reach the chunk's end, k . X, and Gamma.
 

@@ -223,9 +223,7 @@ def intra_kernel(
 
 
 @triton.jit
-def sequence_place(
-    p_cu_seqlens, p_first, i_n, T, NC, SEGMENT, NUM_SEGMENTS, C: tl.constexpr, PACKED: tl.constexpr
-):
+def sequence_place(p_cu_seqlens, p_first, i_n, T, NC, SEGMENT, NUM_SEGMENTS, C: tl.constexpr, PACKED: tl.constexpr):
     """Of a sequence, or of a segment of one: its first token and end, its first chunk, and how many chunks it has."""
     if PACKED:
         begin = tl.load(p_cu_seqlens + i_n).to(tl.int64)

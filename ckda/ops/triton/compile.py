@@ -1,6 +1,6 @@
 """Compile kernel launches for a GPU that is not there, and read registers, spills and shared memory from the result.
 
-    python -m ckda.ops.triton.compile --capability 90
+python -m ckda.ops.triton.compile --capability 90
 """
 
 import argparse
