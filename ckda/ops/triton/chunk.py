@@ -12,8 +12,10 @@ from torch import Tensor
 from ckda.ops.call import Call, Gradients
 from ckda.ops.triton.chunk_backward import gradient_kernel, reverse_kernel
 from ckda.ops.triton.chunk_forward import intra_kernel, state_kernel
+from ckda.ops.triton.launch import Launch, power_of_two
+from ckda.ops.triton.recurrent import assemble
 
-__all__ = ["CHUNK", "Launch", "Plan", "backward", "forward", "launches", "plan", "saved_like"]
+__all__ = ["CHUNK", "Plan", "backward", "forward", "launches", "plan", "saved_like"]
 
 CHUNK = 32  # e^5 a step from the middle of 32 tokens stays within e^80, which bfloat16 and float32 hold
 SEGMENT = 128  # chunks of a segment, where a sequence is split
@@ -77,14 +79,10 @@ def plan(call: Call) -> Plan:
     )
 
 
-def _power_of_two(n: int) -> int:
-    return max(16, 1 << (n - 1).bit_length())
-
-
 def _value_block(p: Plan, width: int) -> int:
     """BV: the columns of the state that one program carries."""
     largest = 64 if p.K <= 128 and p.dtype == torch.bfloat16 else 32
-    return min(largest, _power_of_two(width))
+    return min(largest, power_of_two(width))
 
 
 class _Chunks(NamedTuple):
@@ -109,19 +107,6 @@ def _chunks(call: Call, p: Plan) -> _Chunks:
     return _Chunks(begin, torch.minimum(begin + p.C, cu[owner + 1]), first)
 
 
-class Launch(NamedTuple):
-    """One kernel launch as data, so that it can also be compiled without a device."""
-
-    kernel: Any
-    grid: tuple[int, ...]
-    arguments: dict[str, Any]
-    num_warps: int
-    num_stages: int = 2
-
-    def __call__(self) -> None:
-        self.kernel[self.grid](**self.arguments, num_warps=self.num_warps, num_stages=self.num_stages)
-
-
 def _gate_arguments(call: Call, p: Plan) -> dict[str, Any]:
     """The raw inputs and the flags that say how a chunk is read."""
     unbounded = call.gate not in ("signed", "sigmoid")
@@ -139,7 +124,7 @@ def _gate_arguments(call: Call, p: Plan) -> dict[str, Any]:
         "H": p.H,
         "HV": p.HV,
         "K": p.K,
-        "BK": _power_of_two(p.K),
+        "BK": power_of_two(p.K),
         "C": p.C,
         "GATE": call.gate or "none",
         "SIGNED": call.sign is not None,
@@ -223,7 +208,7 @@ def _state_arguments(p: Plan, x: Saved, where: _Chunks, call: Call) -> dict[str,
         "NUM_SEGMENTS": p.num_segments,
         "HV": p.HV,
         "K": p.K,
-        "BK": _power_of_two(p.K),
+        "BK": power_of_two(p.K),
         "C": p.C,
         "DOT": _dot(p.dtype),
         "PACKED": p.packed,
@@ -366,7 +351,7 @@ def _gradient(
     dstates: Tensor,
     out: dict[str, Any],
 ) -> Launch:
-    BV = min(64 if p.dtype == torch.bfloat16 and p.K <= 128 else 32, _power_of_two(p.V))
+    BV = min(64 if p.dtype == torch.bfloat16 and p.K <= 128 else 32, power_of_two(p.V))
     arguments = _gate_arguments(call, p) | {
         "p_starts": where.starts,
         "p_ends": where.ends,
@@ -421,15 +406,6 @@ def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None)
     _reverse(call, p, x, where, do, dfinal, dinitial, outputs)()
     out = _gradient_outputs(call, p)
     _gradient(call, p, x, where, do, dv, duy, dstates, out)()
-    return _assemble(call, p, out, dv, dinitial)
-
-
-def _assemble(call: Call, p: Plan, out: dict[str, Any], dv: Tensor, dinitial: Tensor | None) -> Gradients:
-    dq, dk = out["p_dq"], out["p_dk"]
-    if p.H != p.HV:
-        dq, dk = (x.unflatten(2, (p.H, -1)).sum(3).to(p.dtype) for x in (dq, dk))
-    dA_log = None if call.A_log is None else out["p_dlog_rate"].sum((0, 2)).to(call.A_log.dtype)
-    ddt_bias = None if call.dt_bias is None else out["p_dbias"].sum(0).flatten().to(call.dt_bias.dtype)
-    if dinitial is not None and call.initial_state is not None:
-        dinitial = dinitial.unflatten(0, (p.N, -1))[:, 0].to(call.initial_state.dtype).contiguous()
-    return Gradients(dq, dk, dv, out["p_dg"], out["p_dbeta"], dA_log, ddt_bias, None, None, dinitial)
+    if dinitial is not None:
+        dinitial = dinitial.unflatten(0, (p.N, -1))[:, 0].contiguous()
+    return assemble(call, out | {"p_dv": dv, "p_dinitial": dinitial})

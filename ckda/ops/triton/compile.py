@@ -18,7 +18,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 
 from ckda.ops.call import Call
-from ckda.ops.triton.chunk import Launch, launches
+from ckda.ops.triton import SMALL_HEAD, chunk, recurrent
+from ckda.ops.triton.launch import Launch
 
 __all__ = ["Resources", "compile_launch", "main", "resources"]
 
@@ -136,7 +137,10 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 def rows(capability: int, names: list[str]) -> Iterator[tuple[str, str, Resources]]:
     """(example, kernel, resources) of every launch."""
     for name in names:
-        for launch in launches(example(**EXAMPLES[name])):
+        call = example(**EXAMPLES[name])
+        small = max(call.q.shape[-1], call.v.shape[-1]) <= SMALL_HEAD
+        short = recurrent.launches(call) if small else recurrent.step_launches(call)
+        for launch in chunk.launches(call) + short:
             yield name, launch.kernel.__name__, resources(compile_launch(launch, capability))
 
 

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 __all__ = [
+    "alpha_gate",
     "at_token",
     "bounded_decays",
     "chunk_place",
@@ -106,6 +107,26 @@ def log_gate(b_g, b_rate, b_bias, GATE: tl.constexpr, WIDE: tl.constexpr):
         b_log = tl.maximum(b_log, ZERO_GATE)
         b_negative = b_x > float("inf")
     return b_log, b_negative
+
+
+@triton.jit
+def alpha_gate(b_g, b_rate, b_bias, GATE: tl.constexpr):
+    """The signed gate alpha itself, float32, without the detour over its logarithm (ckda.ops.gate.gate_alpha)."""
+    if GATE == "none":
+        b_alpha = tl.exp(b_g)
+    elif GATE == "signed":
+        b_u = b_rate * (b_g + b_bias)
+        b_e = tl.exp(-tl.abs(b_u))
+        b_alpha = 1.0 - 2.0 * (1.0 - EPS) * (b_e / (1.0 + b_e))
+        b_alpha = tl.where(b_u < 0, -b_alpha, b_alpha)
+    elif GATE == "sigmoid":
+        b_u = b_rate * (b_g + b_bias)
+        b_e = tl.exp(-tl.abs(b_u))
+        b_alpha = tl.exp(-5.0 * tl.where(b_u < 0, b_e, 1.0) / (1.0 + b_e))
+    else:
+        b_x = b_g + b_bias
+        b_alpha = tl.exp(-b_rate * (tl.maximum(b_x, 0.0) + _log1p_small(tl.exp(-tl.abs(b_x)))))
+    return b_alpha
 
 
 @triton.jit
