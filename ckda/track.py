@@ -372,11 +372,12 @@ def _watch(ensemble: Ensemble) -> None:
 
 def _shares(ensemble: Ensemble, task: WordProblem, size: int, length: int) -> Tensor:
     """[R, length] on the CPU: the share of `size` words that each replica has right at each step."""
+    segment = _NEAR if length <= _NEAR else 4 * _NEAR
 
     def prefill(tokens: Tensor, cache: Any) -> Any:
         return ensemble.call("prefill", tokens) if cache is None else ensemble.call("prefill", tokens, cache)
 
-    return correct_in_passing(prefill, task, len(ensemble.seeds), size, length, ensemble.device).cpu()
+    return correct_in_passing(prefill, task, len(ensemble.seeds), size, length, ensemble.device, segment).cpu()
 
 
 def _scores(one: Run, lengths: tuple[int, ...], words: int) -> dict[str, list[float]]:
