@@ -24,5 +24,5 @@ def closure(o: Tensor, label: Tensor, num_labels: int) -> Tensor:
     count = o.new_zeros(R * num_labels).index_add(0, place, torch.ones_like(flat[:, 0]))
     total = o.new_zeros(R * num_labels, H * V).index_add(0, place, flat)
     mean = total / count.clamp_min(1)[:, None]
-    inside = (flat - mean[place]).square().view(R, -1, H, V).sum((1, 3))
+    inside = (flat - mean.index_select(0, place)).square().view(R, -1, H, V).sum((1, 3))
     return (inside / (flat.square().view(R, -1, H, V).sum((1, 3)) + 1e-12)).mean(-1)

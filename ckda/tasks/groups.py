@@ -155,7 +155,8 @@ class WordProblem:
             A = trace["A"].transpose(1, 2)  # [R, H, n, K, K]
             table = self._tensor("table", A.device)
             products = A.unsqueeze(3) @ A.unsqueeze(2)  # [R, H, n, n, K, K]
-            return (products - A[:, :, table]).square().sum((-2, -1)).flatten(1).mean(1) / A.shape[-1]
+            images = A.index_select(2, table.flatten()).unflatten(2, table.shape)
+            return (products - images).square().sum((-2, -1)).flatten(1).mean(1) / A.shape[-1]
         raise ValueError(f"there is no penalty {name!r}; there are 'closure', 'defect' and 'homomorphism'")
 
     def key(self) -> dict[str, Any]:
