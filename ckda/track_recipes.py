@@ -78,22 +78,6 @@ RECIPES: dict[str, Protocol] = {
         "the transitions of the elements are pulled towards multiplying like the elements",
         {"steps": 30_000, "penalties": {"homomorphism": 0.1, "closure": 0.1}},
     ),
-    "homomorphism-reflections": Protocol(
-        "the same from near orthogonal transitions",
-        {"steps": 30_000, "penalties": {"homomorphism": 0.1, "closure": 0.1}},
-        {"beta_init": "spread", "start": "reflections"},
-    ),
-    "restarts": Protocol(
-        "24 seeds with small batches, the best three go on from a tenth of the way; closure comes late",
-        {"steps": 30_000, "batch": 256, "cull_at": 3000, "keep": 3, "ramp": (0.5, 0.6)} | _CLOSED,
-        restarts=24,
-    ),
-    "search": Protocol(
-        "24 seeds near orthogonal transitions, SiLU, ten stages from length 2 on, the best three go on; closure comes late",
-        {"steps": 30_000, "batch": 256, "cull_at": 6000, "keep": 3, "ramp": (0.5, 0.6), "curriculum": _SHORT} | _CLOSED,
-        {"beta_init": "spread", "start": "reflections", "activate": ("q", "k", "v")},
-        restarts=24,
-    ),
     "closure-late": Protocol(
         "the closure and orthogonality penalties once the training is half over", {"ramp": (0.5, 0.6)} | _CLOSED
     ),

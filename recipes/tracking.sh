@@ -55,7 +55,7 @@ for piece in "${pieces[@]}"; do
     screen)
       track S4 --recipe paper,silu,silu-keys,spread,reflections,quarters,short,generators,half,homomorphism \
         --steps 20000 --batch 256 --seeds 8 --together 10 --lengths 8,16,32,64,128,512 ;;
-    search) track S4 --recipe "culled${MORE:-}+closure-late,search" ;;
+    search) track S4 --recipe "culled${MORE:-}+closure-late,silu+reflections+short+culled+closure-late" ;;
     a5) track A5 --recipe "quarters+culled${MORE:-},short+culled${MORE:-}" ;;
     figures) figures ;;
     *) echo "recipes/tracking.sh: there is no piece '$piece'" >&2; exit 2 ;;

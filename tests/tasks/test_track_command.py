@@ -37,11 +37,11 @@ def test_every_mixer_trains(tmp_path, mixer, capsys):
 
 
 def test_every_recipe_runs(tmp_path, capsys):
-    plain = ["S3", "--recipe", "paper,closure,homomorphism,search,generators,half,silu-keys"]
+    plain = ["S3", "--recipe", "paper,closure,homomorphism,silu+short+culled,generators,half,silu-keys"]
     assert main([*SMOKE, *plain, "--seeds", "1", "--out", str(tmp_path), "--json"]) == 0
     runs = json.loads(capsys.readouterr().out)["runs"]
-    assert len(runs["S3-ckda+search"]["begun_seeds"]) == 3
-    assert len(runs["S3-ckda+search"]["seeds"]) == 1
+    assert len(runs["S3-ckda+silu+short+culled"]["begun_seeds"]) == 3
+    assert len(runs["S3-ckda+silu+short+culled"]["seeds"]) == 1
     assert main([*SMOKE, "A5", "--recipe", "theory", "--seeds", "1", "--out", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["runs"]["A5-ckda+theory"]["recipe"]["steps"] == 10
 
@@ -53,7 +53,7 @@ def without_times(result):
     }
 
 
-@pytest.mark.parametrize("recipe", ["paper", "search"])
+@pytest.mark.parametrize("recipe", ["paper", "reflections+culled+closure-late"])
 def test_a_killed_run_ends_as_an_unbroken_one(tmp_path, monkeypatch, capsys, recipe):
     command = [*SMOKE, "S3", "--recipe", recipe, "--seeds", "2", "--json", "--out"]
     assert main([*command, str(tmp_path / "whole")]) == 0
