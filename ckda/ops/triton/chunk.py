@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ckda.ops.call import Call, Gradients
 from ckda.ops.triton.chunk_backward import gradient_kernel, reverse_kernel
-from ckda.ops.triton.chunk_forward import intra_kernel, state_kernel
+from ckda.ops.triton.chunk_forward import intra_kernel, solver_kernel, state_kernel
 from ckda.ops.triton.launch import Launch, power_of_two
 from ckda.ops.triton.recurrent import assemble
 
@@ -120,6 +120,8 @@ def _gate_arguments(call: Call, p: Plan) -> dict[str, Any]:
         "p_dt_bias": call.dt_bias,
         "T": p.T,
         "NC": p.NC,
+        "TOKENS": p.B * p.T,
+        "SLOTS": p.slots,
         "scale": call.scale,
         "H": p.H,
         "HV": p.HV,
@@ -134,9 +136,15 @@ def _gate_arguments(call: Call, p: Plan) -> dict[str, Any]:
         "BETA_RANGE": call.beta_range or 0,
         "BOUNDED": not unbounded,
         "WIDE": unbounded or p.dtype != torch.bfloat16,
+        "KEEP_DECAY": _keeps_decay(call, p),
         "DOT": _dot(p.dtype),
         "PACKED": p.packed,
     }
+
+
+def _keeps_decay(call: Call, p: Plan) -> bool:
+    """Whether the forward pass keeps the cumulative decay for the backward, which then evaluates no gate."""
+    return call.gate in ("signed", "sigmoid") and p.dtype == torch.bfloat16
 
 
 def _dot(dtype: torch.dtype) -> str:
@@ -154,7 +162,9 @@ class Saved(NamedTuple):
     solver: Tensor  #: [B, T, HV, C] float32, or the high half
     solver_low: Tensor  #: [B, T, HV, C] the low half; empty where the solver is float32
     rho: Tensor  #: float32 [B, T, HV]
-    total: Tensor  #: float32 [slots, HV, K]
+    norms: Tensor  #: float32 [3, B, T, HV]
+    decay: Tensor  #: float32 [B, T, HV, K]; empty where it is not kept
+    total: Tensor  #: float32 [3, slots, HV, K]
     y: Tensor  #: [B, T, HV, V]
     states: Tensor  #: [slots, HV, V, K]
     transitions: (
@@ -176,7 +186,9 @@ def _empty_saved(call: Call, p: Plan) -> Saved:
         solver=empty(*square, dtype=p.work_dtype),
         solver_low=empty(*(square if p.split else (0,)), dtype=p.work_dtype),
         rho=empty(p.B, p.T, p.HV, dtype=f32),
-        total=empty(p.slots, p.HV, p.K, dtype=f32),
+        norms=empty(3, p.B, p.T, p.HV, dtype=f32),
+        decay=empty(*(keys if _keeps_decay(call, p) else (0,)), dtype=f32),
+        total=empty(3, p.slots, p.HV, p.K, dtype=f32),
         y=empty(p.B, p.T, p.HV, p.V, dtype=p.work_dtype),
         states=empty(p.slots, p.HV, p.V, p.K, dtype=p.work_dtype),
         transitions=empty(p.B, p.num_segments - 1, p.HV, p.K, p.K, dtype=f32),
@@ -215,14 +227,30 @@ def _state_arguments(p: Plan, x: Saved, where: _Chunks, call: Call) -> dict[str,
     }
 
 
-def _intra(call: Call, p: Plan, x: Saved, where: _Chunks) -> Launch:
-    arguments = _gate_arguments(call, p) | {"p_starts": where.starts, "p_ends": where.ends}
-    outputs = {
-        f"p_{name}": getattr(x, name)
-        for name in ("q_start", "k_start", "k_end", "A", "solver", "solver_low", "rho", "total")
-    }
-    arguments |= {"LEVELS": p.C.bit_length() - 1, "SPLIT": p.split}
+def _intra(call: Call, p: Plan, x: Saved, where: _Chunks, N: Tensor) -> Launch:
+    arguments = _gate_arguments(call, p) | {"p_starts": where.starts, "p_ends": where.ends, "p_N": N}
+    made = ("q_start", "k_start", "k_end", "A", "rho", "norms", "decay", "total")
+    outputs = {f"p_{name}": getattr(x, name) for name in made}
     return Launch(intra_kernel, (p.slots, p.HV), arguments | outputs, num_warps=8 if p.K > 64 else 4)
+
+
+def _solver(p: Plan, x: Saved, where: _Chunks, N: Tensor) -> Launch:
+    arguments = {
+        "p_N": N,
+        "p_starts": where.starts,
+        "p_ends": where.ends,
+        "p_solver": x.solver,
+        "p_solver_low": x.solver_low,
+        "T": p.T,
+        "NC": p.NC,
+        "HV": p.HV,
+        "C": p.C,
+        "LEVELS": p.C.bit_length() - 1,
+        "SPLIT": p.split,
+        "DOT": _dot(p.dtype),
+        "PACKED": p.packed,
+    }
+    return Launch(solver_kernel, (p.slots, p.HV), arguments, num_warps=1)
 
 
 def _state(
@@ -279,7 +307,8 @@ def launches(call: Call) -> list[Launch]:
     duy = torch.empty(p.B, p.T, p.HV, -(-p.V // _value_block(p, p.V)))
     reverse = {"p_dv": o, "p_duy": duy, "p_dstates": x.states}
     return [
-        _intra(call, p, x, where),
+        _intra(call, p, x, where, x.A.float()),
+        _solver(p, x, where, x.A.float()),
         _state(call, p, x, where, state, o, state),
         _state(call, p, x, where, None, None, x.transitions, "transition"),
         _reverse(call, p, x, where, o, state, state, reverse),
@@ -291,7 +320,10 @@ def forward(call: Call) -> tuple[Tensor, Tensor, list[Tensor]]:
     """o [B, T, HV, V], the final state [N, HV, K, V], and what :func:`backward` reads again."""
     p = plan(call)
     x, where = _empty_saved(call, p), _chunks(call, p)
-    _intra(call, p, x, where)()
+    N = torch.empty_like(x.A, dtype=torch.float32)
+    _intra(call, p, x, where, N)()
+    _solver(p, x, where, N)()
+    del N
     initial = None if call.initial_state is None else call.start_state().contiguous()
     if p.num_segments > 1:
         initial, transitions = _segment_starts(call, p, x, where)
@@ -356,6 +388,9 @@ def _gradient(
         "p_starts": where.starts,
         "p_ends": where.ends,
         "p_rho": x.rho,
+        "p_norms": x.norms,
+        "p_decay": x.decay,
+        "p_total": x.total,
         "p_y": x.y,
         "p_do": do,
         "p_dr": dr,

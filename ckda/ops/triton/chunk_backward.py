@@ -20,7 +20,7 @@ learning rate and of the norm follow on the same tiles, and each gradient is wri
 import triton
 import triton.language as tl
 
-from ckda.ops.triton.chunk_forward import load_chunk, sequence_place
+from ckda.ops.triton.chunk_forward import head_gate, load_chunk, sequence_place
 from ckda.ops.triton.tile import (
     at_token,
     bounded_decays,
@@ -127,28 +127,14 @@ def reverse_kernel(
 
 
 @triton.jit
-def _bounded_gradients(
-    b_q,
-    b_k,
-    b_log,
-    b_negative,
-    b_dA,
-    b_D,
-    b_rho,
-    b_dq,
-    b_dk,
-    b_dk_end,
-    C: tl.constexpr,
-    DOT: tl.constexpr,
-    WIDE: tl.constexpr,
-):
+def _bounded_gradients(b_q, b_k, b_sum, b_sign, b_first, b_end, b_dA, b_D, b_rho, b_dq, b_dk, b_dk_end, DOT: tl.constexpr):
     """dq, dk, the gradient of cumulative log|alpha|, that of the keys that reach the chunk's end, k . X, and Gamma.
 
     b_dq, b_dk, b_dk_end come in as the gradients of q * gamma, k * gamma and k * Gamma / gamma; the strict pairs are added by
     factors. A pair counts once as a row and once as a column of the gates' gradient, and in the sum over tokens the two must
     cancel: so both are made of the same rounded factors.
     """
-    b_forward, b_back, b_start, b_end = bounded_decays(b_log, b_negative, C, DOT, WIDE)
+    b_forward, b_back, b_start = tl.exp2(b_sum) * b_sign, tl.exp2(-b_sum) * b_sign, tl.exp2(b_first)
     b_scaled = b_k * b_back
     b_qf, b_kf = operand(b_q * b_forward, DOT), operand(b_k * b_forward, DOT)
     b_kb, b_kb_rho = operand(b_scaled, DOT), operand(b_scaled * b_rho[None, :], DOT)
@@ -206,6 +192,34 @@ def _unbounded_gradients(
 
 
 @triton.jit
+def _kept_chunk(
+    p_q, p_k, p_norms, p_decay, p_first, line, begin, m_token, i_hv, num_lines,
+    H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, scale, NORMALIZE: tl.constexpr,
+):  # fmt: skip
+    """q and k as used, and the sum and sign of :func:`bounded_decays`, from what the forward pass kept."""
+    b_channel, b_index = tl.arange(0, BK), tl.arange(0, C)
+    m_channel = b_channel < K
+    m_tile = m_channel[:, None] & m_token[None, :]
+    o_k = b_index[None, :] * (H * K) + b_channel[:, None]
+    o_head = (begin * H + i_hv // (HV // H)) * K
+    b_q = tl.load(p_q + o_head + o_k, mask=m_tile, other=0.0)
+    b_k = tl.load(p_k + o_head + o_k, mask=m_tile, other=0.0)
+    dtype = b_k.dtype
+    b_q, b_k = b_q.to(tl.float32), b_k.to(tl.float32)
+    if NORMALIZE:
+        b_q_inverse = tl.load(p_norms + line + b_index * HV, mask=m_token, other=0.0)
+        b_k_inverse = tl.load(p_norms + num_lines + line + b_index * HV, mask=m_token, other=0.0)
+        b_q, b_k = b_q * (b_q_inverse * scale)[None, :], b_k * b_k_inverse[None, :]
+    else:
+        b_q = b_q * scale
+    b_q, b_k = b_q.to(dtype).to(tl.float32), b_k.to(dtype).to(tl.float32)
+    b_decay = tl.load(p_decay + line * K + b_index[None, :] * (HV * K) + b_channel[:, None], mask=m_tile, other=0.0)
+    b_sign = tl.where(b_decay.to(tl.int32, bitcast=True) < 0, -1.0, 1.0)
+    b_first = tl.load(p_first + b_channel, mask=m_channel, other=0.0)
+    return b_q, b_k, -tl.abs(b_decay) - b_first[:, None], b_sign
+
+
+@triton.jit
 def gradient_kernel(
     p_q,
     p_k,
@@ -217,6 +231,9 @@ def gradient_kernel(
     p_starts,
     p_ends,
     p_rho,  # [B * T, HV]
+    p_norms,  # [3, B * T, HV]
+    p_decay,  # [B * T, HV, K], where KEEP_DECAY
+    p_total,  # [3, B * NC, HV, K]
     p_y,  # [B * T, HV, V]
     p_do,  # [B * T, HV, V]
     p_dr,  # [B * T, HV, V]
@@ -231,6 +248,8 @@ def gradient_kernel(
     p_dbias,  # out float32 [B * NC, HV, K] the chunk's part of ddt_bias, where HAS_DT_BIAS
     T,
     NC,
+    TOKENS,  # B * T
+    SLOTS,  # B * NC
     scale,
     H: tl.constexpr,
     HV: tl.constexpr,
@@ -248,6 +267,7 @@ def gradient_kernel(
     BETA_RANGE: tl.constexpr,
     BOUNDED: tl.constexpr,
     WIDE: tl.constexpr,
+    KEEP_DECAY: tl.constexpr,
     DOT: tl.constexpr,
     PACKED: tl.constexpr,
 ):
@@ -261,6 +281,9 @@ def gradient_kernel(
     b_channel = tl.arange(0, BK)
     m_channel = b_channel < K
     b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
+    num_lines = TOKENS.to(tl.int64) * HV
+    p_first = p_total + (SLOTS.to(tl.int64) + i_chunk) * (HV * K) + i_hv * K
+    p_end = p_first + SLOTS.to(tl.int64) * (HV * K)
 
     # what is contracted over the values
     b_D = tl.zeros([C, C], tl.float32)
@@ -296,13 +319,21 @@ def gradient_kernel(
     m_lower = b_index[:, None] > b_index[None, :]
     b_D, b_dA = tl.where(m_lower, b_D, 0.0), tl.where(m_lower, b_dA, 0.0)
 
-    b_q, b_k, b_q_inverse, b_k_inverse, b_norm2, _, b_rate, b_bias, b_log, b_negative = load_chunk(
-        p_q, p_k, p_g, p_sign, p_A_log, p_dt_bias, begin, m_token, i_hv,
-        H, HV, K, BK, C, scale, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, WIDE,
-    )  # fmt: skip
+    if KEEP_DECAY:
+        b_q, b_k, b_sum, b_sign = _kept_chunk(
+            p_q, p_k, p_norms, p_decay, p_first, line, begin, m_token, i_hv, num_lines, H, HV, K, BK, C, scale, NORMALIZE
+        )
+        b_first, b_end = tl.load(p_first + b_channel, mask=m_channel), tl.load(p_end + b_channel, mask=m_channel)
+    else:
+        b_q, b_k, _, _, _, b_log, b_negative = load_chunk(
+            p_q, p_k, p_g, p_sign, p_A_log, p_dt_bias, begin, m_token, i_hv,
+            H, HV, K, BK, C, scale, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, WIDE,
+        )  # fmt: skip
+        if BOUNDED:
+            b_sum, b_sign, b_first, b_end = bounded_decays(b_log, b_negative, C, DOT, WIDE)
     if BOUNDED:
         b_dq, b_dk, b_dlog, b_reach, b_kX, b_total = _bounded_gradients(
-            b_q, b_k, b_log, b_negative, b_dA, b_D, b_rho, b_dq, b_dk, b_dk_end, C, DOT, WIDE
+            b_q, b_k, b_sum, b_sign, b_first, b_end, b_dA, b_D, b_rho, b_dq, b_dk, b_dk_end, DOT
         )
     else:
         b_dq, b_dk, b_dlog, b_reach, b_kX, b_total = _unbounded_gradients(
@@ -318,6 +349,8 @@ def gradient_kernel(
 
     # norm, gate, learning rate
     if NORMALIZE:
+        b_q_inverse = tl.load(p_norms + line + b_line, mask=m_token, other=0.0)
+        b_k_inverse = tl.load(p_norms + num_lines + line + b_line, mask=m_token, other=0.0)
         b_unit = b_q * tl.where(scale == 0, 0.0, 1.0 / scale)
         b_dq = (b_dq - b_unit * tl.sum(b_unit * b_dq, 0)[None, :]) * (b_q_inverse * scale)[None, :]
         b_dk = (b_dk - b_k * tl.sum(b_k * b_dk, 0)[None, :]) * b_k_inverse[None, :]
@@ -328,6 +361,7 @@ def gradient_kernel(
     tl.store(p_dq + line * K + o_g, b_dq, mask=m_tile)
     tl.store(p_dk + line * K + o_g, b_dk, mask=m_tile)
     b_g = tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)  # again: it need not wait in registers
+    b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, K, BK, HAS_A_LOG, HAS_DT_BIAS)
     b_dg, b_dlog_rate = gate_gradient(b_dlog, b_g, b_rate, b_bias, GATE)
     tl.store(p_dg + line * K + o_g, b_dg, mask=m_tile)
     o_part = (i_chunk * HV + i_hv).to(tl.int64) * K + b_channel
@@ -335,7 +369,7 @@ def gradient_kernel(
         tl.store(p_dlog_rate + o_part, tl.sum(tl.where(m_tile, b_dlog_rate, 0.0), 1), mask=m_channel)
     if HAS_DT_BIAS:
         tl.store(p_dbias + o_part, tl.sum(tl.where(m_tile, b_dg, 0.0), 1), mask=m_channel)
-    b_dbeta = b_drho / b_norm2
+    b_dbeta = b_drho / tl.load(p_norms + 2 * num_lines + line + b_line, mask=m_token, other=1.0)
     if BETA_RANGE > 0:
         b_beta = tl.load(p_beta + line + b_line, mask=m_token, other=0.0).to(tl.float32)
         b_dbeta *= learning_rate(b_beta, BETA_RANGE) * learning_rate(-b_beta, 1)

@@ -1,4 +1,4 @@
-"""The chunk form, forward: two kernels.
+"""The chunk form, forward: three kernels.
 
 With gamma_i the signed product of the chunk's gates up to token i, Gamma that of the whole chunk, rho = beta / |k|^2 and S the
 state at the chunk's start (ckda/ops/chunked.py has the derivation):
@@ -7,8 +7,8 @@ state at the chunk's start (ckda/ops/chunked.py has the derivation):
     (I + G Diag(rho)) y = v - (k * gamma) S,    u = rho y,    o = (q * gamma) S + A u,
     S' = Gamma S + (k * Gamma / gamma)^T u.
 
-`intra_kernel` (parallel over chunks) makes from the raw inputs what does not depend on the state: the decayed q and k, A, and
-the inverse of I + G Diag(rho), in float32. `state_kernel` runs over the chunks of a sequence, one program a value head and
+`intra_kernel` (parallel over chunks) makes from the raw inputs what does not depend on the state: the decayed q and k, A and
+N = G Diag(rho). `solver_kernel` inverts I + N in float32. `state_kernel` runs over the chunks of a sequence, one program a value head and
 block of BV value columns. The sign needs no extra pass: it is part of gamma.
 
 Factors gamma_i / gamma_a and gamma_a / gamma_j from the chunk's middle token a keep the bounded gates (at most e^5 a step) within
@@ -32,7 +32,22 @@ from ckda.ops.triton.tile import (
     unbounded_decays,
 )
 
-__all__ = ["intra_kernel", "load_chunk", "sequence_place", "state_kernel"]
+__all__ = ["head_gate", "intra_kernel", "load_chunk", "sequence_place", "solver_kernel", "state_kernel"]
+
+
+@triton.jit
+def head_gate(
+    p_A_log, p_dt_bias, i_hv, K: tl.constexpr, BK: tl.constexpr, HAS_A_LOG: tl.constexpr, HAS_DT_BIAS: tl.constexpr
+):
+    """The head's rate exp(A_log) [1, 1] and bias [BK, 1]."""
+    b_rate = tl.full([1, 1], 1.0, tl.float32)
+    b_bias = tl.zeros([BK, 1], tl.float32)
+    if HAS_A_LOG:
+        b_rate = tl.exp(tl.load(p_A_log + i_hv).to(tl.float32)) * b_rate
+    if HAS_DT_BIAS:
+        b_channel = tl.arange(0, BK)
+        b_bias = tl.load(p_dt_bias + i_hv * K + b_channel, mask=b_channel < K, other=0.0).to(tl.float32)[:, None]
+    return b_rate, b_bias
 
 
 @triton.jit
@@ -59,9 +74,9 @@ def load_chunk(
     NORMALIZE: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """The tiles of one chunk, from the raw inputs: q and k as used, the raw gate, log2|alpha| and whether alpha < 0.
+    """The tiles of one chunk, from the raw inputs: q and k as used, log2|alpha| and whether alpha < 0.
 
-    Returns (q, k, 1/|q|, 1/|k|, |k|^2, g, rate, bias, log, negative); where no token lies q = k = 0 and alpha = 1.
+    Returns (q, k, 1/|q|, 1/|k|, |k|^2, log, negative); where no token lies q = k = 0 and alpha = 1.
     """
     b_channel = tl.arange(0, BK)
     m_channel = b_channel < K
@@ -89,17 +104,12 @@ def load_chunk(
         b_wide = b_k.to(tl.float64) if WIDE else b_k
         b_norm2 = tl.sum(b_wide * b_wide, 0)
         b_norm2 = tl.where(b_norm2 > 0, b_norm2, 1.0)
-    b_rate = tl.full([1, 1], 1.0, tl.float32)
-    b_bias = tl.zeros([BK, 1], tl.float32)
-    if HAS_A_LOG:
-        b_rate = tl.exp(tl.load(p_A_log + i_hv).to(tl.float32)) * b_rate
-    if HAS_DT_BIAS:
-        b_bias = tl.load(p_dt_bias + i_hv * K + b_channel, mask=m_channel, other=0.0).to(tl.float32)[:, None]
+    b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, K, BK, HAS_A_LOG, HAS_DT_BIAS)
     b_log, b_negative = log_gate(b_g, b_rate, b_bias, GATE, WIDE)
     if SIGNED:
         b_negative = tl.load(p_sign + o_gate + o_g, mask=m_tile, other=1) < 0
     b_log, b_negative = tl.where(m_tile, b_log, 0.0), m_tile & b_negative
-    return b_q, b_k, b_q_inverse, b_k_inverse, b_norm2, b_g, b_rate, b_bias, b_log, b_negative
+    return b_q, b_k, b_q_inverse, b_k_inverse, b_norm2, b_log, b_negative
 
 
 @triton.jit
@@ -120,21 +130,44 @@ def _pairwise_products(b_q, b_k, b_log, b_sign, C: tl.constexpr):
 
 
 @triton.jit
-def _unit_triangular_inverse(b_N, C: tl.constexpr, LEVELS: tl.constexpr):
-    """(I + N)^-1 for a strictly lower triangular N [C, C], C = 2^LEVELS, in float32.
+def solver_kernel(
+    p_N,  # float32 [B * T, HV, C] the strictly lower triangular G Diag(rho)
+    p_starts,
+    p_ends,
+    p_solver,  # out [B * T, HV, C] the inverse of I + N: float32, or its high half
+    p_solver_low,  # out [B * T, HV, C] its low half, where SPLIT
+    T,
+    NC,
+    HV: tl.constexpr,
+    C: tl.constexpr,
+    LEVELS: tl.constexpr,  # log2 of C
+    SPLIT: tl.constexpr,
+    DOT: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    """(I + N)^-1 in float32, one chunk a program of a single warp.
 
     The diagonal blocks of size h are inverted, starting at h = 1; two neighbours and the block E below them merge exactly:
     the inverse of the pair is X - X E X. All pairs of a level merge in one product. Every intermediate is the inverse of a
     block of the matrix, never a power of N, so it is bounded where the transitions are non-expansive.
     """
+    i_chunk, i_hv = tl.program_id(0), tl.program_id(1)
+    begin, end = chunk_place(i_chunk, p_starts, p_ends, T, NC, C, PACKED)
     b_row, b_column = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    m_token = b_row < (end - begin).to(tl.int32)
+    line = begin * HV + i_hv
+    o_square = b_row * (HV * C) + b_column
+    b_N = tl.load(p_N + line * C + o_square, mask=m_token, other=0.0)
     b_X = tl.where(b_row == b_column, 1.0, 0.0) - tl.where((b_row == b_column + 1) & (b_row % 2 == 1), b_N, 0.0)
     for level in tl.static_range(1, LEVELS):
         h = 1 << level
         m_E = (b_row // (2 * h) == b_column // (2 * h)) & (b_row % (2 * h) >= h) & (b_column % (2 * h) < h)
         b_EX = tl.dot(tl.where(m_E, b_N, 0.0), b_X, input_precision="tf32x3")
         b_X -= tl.dot(b_X, b_EX, input_precision="tf32x3")
-    return b_X
+    b_high = operand(b_X, DOT)
+    tl.store(p_solver + line * C + o_square, b_high, mask=m_token)
+    if SPLIT:
+        tl.store(p_solver_low + line * C + o_square, b_X - b_high.to(tl.float32), mask=m_token)
 
 
 @triton.jit
@@ -152,19 +185,21 @@ def intra_kernel(
     p_k_start,  # out [B * T, HV, K] k * gamma
     p_k_end,  # out [B * T, HV, K] k * Gamma / gamma
     p_A,  # out [B * T, HV, C]
-    p_solver,  # out [B * T, HV, C] the inverse of I + G Diag(rho): float32, or its high half
-    p_solver_low,  # out [B * T, HV, C] its low half, where SPLIT
+    p_N,  # out float32 [B * T, HV, C] G Diag(rho)
     p_rho,  # out float32 [B * T, HV]
-    p_total,  # out float32 [B * NC, HV, K] Gamma
+    p_norms,  # out float32 [3, B * T, HV] 1/|q|, 1/|k|, |k|^2
+    p_decay,  # out float32 [B * T, HV, K] -log2|gamma| with the sign of gamma, where KEEP_DECAY
+    p_total,  # out float32 [3, B * NC, HV, K] Gamma, log2|gamma_a|, Gamma / gamma_a; the last two where KEEP_DECAY
     T,
     NC,
+    TOKENS,  # B * T
+    SLOTS,  # B * NC
     scale,
     H: tl.constexpr,
     HV: tl.constexpr,
     K: tl.constexpr,
     BK: tl.constexpr,
     C: tl.constexpr,
-    LEVELS: tl.constexpr,  # log2 of C
     GATE: tl.constexpr,
     SIGNED: tl.constexpr,
     HAS_A_LOG: tl.constexpr,
@@ -173,7 +208,7 @@ def intra_kernel(
     BETA_RANGE: tl.constexpr,
     BOUNDED: tl.constexpr,
     WIDE: tl.constexpr,
-    SPLIT: tl.constexpr,
+    KEEP_DECAY: tl.constexpr,
     DOT: tl.constexpr,
     PACKED: tl.constexpr,
 ):
@@ -182,7 +217,7 @@ def intra_kernel(
     begin, end = chunk_place(i_chunk, p_starts, p_ends, T, NC, C, PACKED)
     b_index = tl.arange(0, C)
     m_token = b_index < (end - begin).to(tl.int32)
-    b_q, b_k, _, _, b_norm2, _, _, _, b_log, b_negative = load_chunk(
+    b_q, b_k, b_q_inverse, b_k_inverse, b_norm2, b_log, b_negative = load_chunk(
         p_q, p_k, p_g, p_sign, p_A_log, p_dt_bias, begin, m_token, i_hv,
         H, HV, K, BK, C, scale, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, WIDE,
     )  # fmt: skip
@@ -191,18 +226,29 @@ def intra_kernel(
     b_beta = tl.load(p_beta + line + b_line, mask=m_token, other=0.0).to(tl.float32)
     b_rho = (tl.where(m_token, learning_rate(b_beta, BETA_RANGE), 0.0) / b_norm2).to(tl.float32)
     tl.store(p_rho + line + b_line, b_rho, mask=m_token)
+    num_lines = TOKENS.to(tl.int64) * HV
+    tl.store(p_norms + line + b_line, b_q_inverse, mask=m_token)
+    tl.store(p_norms + num_lines + line + b_line, b_k_inverse, mask=m_token)
+    tl.store(p_norms + 2 * num_lines + line + b_line, b_norm2, mask=m_token)
 
     b_channel = tl.arange(0, BK)
     m_channel = b_channel < K
     m_tile = m_channel[:, None] & m_token[None, :]
     o_g = b_line[None, :] * K + b_channel[:, None]
+    p_total += (i_chunk * HV + i_hv).to(tl.int64) * K
     if BOUNDED:
-        b_forward, b_back, b_start, b_end = bounded_decays(b_log, b_negative, C, DOT, WIDE)
-        b_query, b_row, b_key = b_q * b_forward, b_k * b_forward, b_k * b_back
+        b_sum, b_sign, b_first, b_end = bounded_decays(b_log, b_negative, C, DOT, WIDE)
+        b_forward, b_start = tl.exp2(b_sum) * b_sign, tl.exp2(b_first)
+        b_query, b_row, b_key = b_q * b_forward, b_k * b_forward, b_k * (tl.exp2(-b_sum) * b_sign)
         b_A = dot(tl.trans(b_query), b_key, DOT)
         b_G = dot(tl.trans(b_row), b_key, DOT)
         b_query, b_row, b_key = b_query * b_start[:, None], b_row * b_start[:, None], b_key * b_end[:, None]
         b_total = b_start * b_end
+        if KEEP_DECAY:
+            tl.store(p_decay + line * K + o_g, -(b_sum + b_first[:, None]) * b_sign, mask=m_tile)
+            num_totals = SLOTS.to(tl.int64) * (HV * K)
+            tl.store(p_total + num_totals + b_channel, b_first, mask=m_channel)
+            tl.store(p_total + 2 * num_totals + b_channel, b_end, mask=m_channel)
     else:
         b_gamma, b_to_end, b_sign = unbounded_decays(b_log, b_negative, C, DOT)
         b_A, b_G = _pairwise_products(b_q, b_k, b_log, b_sign, C)
@@ -211,15 +257,11 @@ def intra_kernel(
     tl.store(p_q_start + line * K + o_g, b_query, mask=m_tile)
     tl.store(p_k_start + line * K + o_g, b_row, mask=m_tile)
     tl.store(p_k_end + line * K + o_g, b_key, mask=m_tile)
-    tl.store(p_total + (i_chunk * HV + i_hv).to(tl.int64) * K + b_channel, b_total, mask=m_channel)
-    b_N = tl.where(b_index[:, None] > b_index[None, :], b_G * b_rho[None, :], 0.0)
-    b_solver = _unit_triangular_inverse(b_N, C, LEVELS)
+    tl.store(p_total + b_channel, b_total, mask=m_channel)
     o_A = b_line[:, None] * C + b_index[None, :]
     tl.store(p_A + line * C + o_A, tl.where(b_index[:, None] >= b_index[None, :], b_A, 0.0), mask=m_token[:, None])
-    b_high = operand(b_solver, DOT)
-    tl.store(p_solver + line * C + o_A, b_high, mask=m_token[:, None])
-    if SPLIT:
-        tl.store(p_solver_low + line * C + o_A, b_solver - b_high.to(tl.float32), mask=m_token[:, None])
+    b_N = tl.where(b_index[:, None] > b_index[None, :], b_G * b_rho[None, :], 0.0)
+    tl.store(p_N + line * C + o_A, b_N, mask=m_token[:, None])
 
 
 @triton.jit

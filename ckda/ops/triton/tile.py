@@ -254,10 +254,10 @@ def sign_through(b_negative, C: tl.constexpr, DOT: tl.constexpr):
 
 @triton.jit
 def bounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr, WIDE: tl.constexpr):
-    """All decays of a chunk by way of its middle token a, for gates of at least e^-5: (forward, back, start, end).
+    """All decays of a chunk by way of its middle token a, for gates of at least e^-5: (sum, sign, first, end).
 
-    forward, back [BK, C]: gamma_i / gamma_a and its inverse. start, end [BK]: gamma_a and Gamma / gamma_a. So
-    gamma_i = forward_i start and Gamma / gamma_i = back_i end. The sign at a is left out of forward and start, where it cancels.
+    sum [BK, C]: log2 |gamma_i / gamma_a|. sign [BK, C]: that of gamma_i. first, end [BK]: log2 |gamma_a|, and Gamma / |gamma_a|.
+    So gamma_i = sign_i 2^(sum_i + first) and Gamma / gamma_i = sign_i 2^-sum_i end; of a pair, the sign at a drops out.
     """
     b_from, b_to = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     b_sign = sign_through(b_negative, C, DOT)
@@ -269,7 +269,7 @@ def bounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr, WIDE: 
         b_M = tl.where(b_from <= b_to, 1.0, 0.0) - tl.where((b_from < C // 2) & (b_to >= 0), 1.0, 0.0)
         b_sum = token_sums(b_log, b_M, DOT, False)
     b_end = tl.exp2(b_second.to(tl.float32)) * at_token(b_sign, C - 1, C)
-    return tl.exp2(b_sum) * b_sign, tl.exp2(-b_sum) * b_sign, tl.exp2(b_first.to(tl.float32)), b_end
+    return b_sum, b_sign, b_first.to(tl.float32), b_end
 
 
 @triton.jit
