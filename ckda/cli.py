@@ -9,8 +9,9 @@ from pathlib import Path
 #: verb -> (module with `add_arguments(parser)` and `run(args) -> int`, the extra it needs, one line of help)
 VERBS: dict[str, tuple[str, str, str]] = {
     "demo": ("ckda.demo", "demo", "train four range settings of KDA on the S3 word problem and draw the report"),
+    "track": ("ckda.track", "demo", "word problems of finite groups: how far each mixer keeps tracking"),
     "audio": ("ckda.audio", "demo", "continue a groove after half a bar: CKDA, KDA, DeltaProduct, GRU, Transformer"),
-    "inspect": ("ckda.analysis.cli", "demo", "what a trained model does: inspect audio RUN"),
+    "inspect": ("ckda.analysis.cli", "demo", "what a trained model does: inspect track RUN, inspect audio RUN"),
     "theory": ("ckda.theory.cli", "theory", "the paper's claims as programs: list, verify, show, table"),
     "scaling": ("ckda.analysis.scaling.cli", "scaling", "fit scaling laws to the paper's table or to your runs"),
 }
