@@ -1,17 +1,25 @@
 """Layers. :class:`ComplexKDA` is the paper's; KDA and the two half-extensions are the same layer with other ranges."""
 
-from ckda.layers.baselines import GRU, AttentionBlock
+from ckda.layers.baselines import GRU, AttentionBlock, SoftmaxAttention
 from ckda.layers.complex_kda import RANGES, ComplexKDA, LayerCache
 from ckda.layers.delta_product import DeltaProduct
+from ckda.layers.gated_delta import GatedDeltaNet, SeparateGates
+from ckda.layers.mixers import MIXERS, Mixer, build_mixer
 from ckda.layers.parts import HeadNorm, ShortConvolution
 
 __all__ = [
     "GRU",
+    "MIXERS",
     "RANGES",
     "AttentionBlock",
     "ComplexKDA",
     "DeltaProduct",
+    "GatedDeltaNet",
     "HeadNorm",
     "LayerCache",
+    "Mixer",
+    "SeparateGates",
     "ShortConvolution",
+    "SoftmaxAttention",
+    "build_mixer",
 ]

@@ -65,6 +65,8 @@ class ComplexKDA(nn.Module):
         True
     """
 
+    linear_gate_bias = True  #: whether the output gate "linear" has a bias, as the paper's parameter totals have it
+
     def __init__(
         self,
         hidden_size: int,
@@ -92,28 +94,36 @@ class ComplexKDA(nn.Module):
         self.gate_init, self.beta_init = gate_init, beta_init
         self.activate = frozenset(activate)
         _check_options(self, output_gate)
-        H, HV, K, V, d = self.num_heads, self.num_v_heads, self.head_dim, self.head_v_dim, hidden_size
-        self.q_proj = nn.Linear(d, H * K, bias=False)
-        self.k_proj = nn.Linear(d, H * K, bias=False)
-        self.v_proj = nn.Linear(d, HV * V, bias=False)
+        HV, V, d, widths = self.num_v_heads, self.head_v_dim, hidden_size, self._widths()
+        self.q_proj = nn.Linear(d, widths["q"], bias=False)
+        self.k_proj = nn.Linear(d, widths["k"], bias=False)
+        self.v_proj: nn.Module = nn.Linear(d, widths["v"], bias=False)
         self.convolutions = nn.ModuleDict(
-            {name: ShortConvolution(width, conv_size) for name, width in (("q", H * K), ("k", H * K), ("v", HV * V))}
-            if conv_size
-            else {}
+            {name: ShortConvolution(width, conv_size) for name, width in widths.items()} if conv_size else {}
         )
-        self.f_proj = nn.Sequential(nn.Linear(d, V, bias=False), nn.Linear(V, HV * K, bias=False))
-        self.b_proj = nn.Linear(d, HV, bias=beta_init == "spread")
-        self.A_log = nn.Parameter(torch.empty(HV))
-        self.dt_bias = nn.Parameter(torch.empty(HV * K))
+        self._make_gates()
         self.g_proj: nn.Module | None = None
         if output_gate == "lowrank":
             self.g_proj = nn.Sequential(nn.Linear(d, V, bias=False), nn.Linear(V, HV * V))
         elif output_gate == "linear":
-            self.g_proj = nn.Linear(d, HV * V)
+            self.g_proj = nn.Linear(d, HV * V, bias=self.linear_gate_bias)
         self.o_norm = HeadNorm(V, norm_eps)
         self.o_proj = nn.Linear(HV * V, d, bias=False)
         self._make_initial_state(initial_state)
         self.init_gates()
+
+    def _widths(self) -> dict[str, int]:
+        """The widths of the projections to q, k and v."""
+        H, HV, K, V = self.num_heads, self.num_v_heads, self.head_dim, self.head_v_dim
+        return {"q": H * K, "k": H * K, "v": HV * V}
+
+    def _make_gates(self) -> None:
+        """The projections and parameters behind g and beta."""
+        d, HV, K, V = self.hidden_size, self.num_v_heads, self.head_dim, self.head_v_dim
+        self.f_proj = nn.Sequential(nn.Linear(d, V, bias=False), nn.Linear(V, HV * K, bias=False))
+        self.b_proj = nn.Linear(d, HV, bias=self.beta_init == "spread")
+        self.A_log = nn.Parameter(torch.empty(HV))
+        self.dt_bias = nn.Parameter(torch.empty(HV * K))
 
     def _make_initial_state(self, initial_state: str | Tensor) -> None:
         shape = (self.num_v_heads, self.head_dim, self.head_v_dim)
@@ -162,9 +172,12 @@ class ComplexKDA(nn.Module):
                 y, new_past[name] = self.convolutions[name](y, past.get(name), cu_seqlens)
             out[name] = (silu(y) if name in self.activate else y).unflatten(-1, (-1, heads[name]))
         # autocast leaves the convolutions in float32 and the projections not
-        out["g"] = self.f_proj(x).to(out["q"].dtype).unflatten(-1, (-1, self.head_dim))
-        out["beta"] = self.b_proj(x).to(out["q"].dtype)
-        return out, new_past
+        return out | self._gates(x, out["q"].dtype), new_past
+
+    def _gates(self, x: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+        """The raw gate [B, T, HV, K] and the logit of beta [B, T, HV] for x [B, T, d]."""
+        g = self.f_proj(x).to(dtype).unflatten(-1, (-1, self.head_dim))
+        return {"g": g, "beta": self.b_proj(x).to(dtype)}
 
     def _options(self) -> dict[str, Any]:
         return {
@@ -179,14 +192,33 @@ class ComplexKDA(nn.Module):
         """[N, HV, K, V] or None for zero."""
         return None if self.initial_state is None else self.initial_state.expand(num_sequences, -1, -1, -1)
 
+    def _run(
+        self,
+        y: dict[str, Any],
+        initial_state: Tensor | None,
+        cu_seqlens: Tensor | None = None,
+        output_final_state: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The recurrence on what :meth:`_project` gives: o [B, T, HV, V] and the final state."""
+        return complex_kda(
+            **y,
+            **self._options(),
+            initial_state=initial_state,
+            cu_seqlens=cu_seqlens,
+            output_final_state=output_final_state,
+            backend=self.backend,
+        )
+
+    def _run_step(self, y: dict[str, Any], state: Tensor) -> tuple[Tensor, Tensor]:
+        """:meth:`_run` for one token, T = 1: o [B, HV, V] and the next state."""
+        token: dict[str, Any] = {name: value.squeeze(1) for name, value in y.items()}
+        return complex_kda_step(**token, state=state, **self._options())
+
     def read(self, x: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
         """The raw recurrent readout o [B, T, HV, V], before norm, output gate and output projection."""
         y, _ = self._project(x, {}, cu_seqlens)
         N = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
-        o, _ = complex_kda(
-            **y, **self._options(), initial_state=self._start(N), cu_seqlens=cu_seqlens, backend=self.backend
-        )
-        return o
+        return self._run(y, self._start(N), cu_seqlens)[0]
 
     def write_out(self, o: Tensor, x: Tensor) -> Tensor:
         """From the readout o [..., HV, V] and the layer's input x [..., d] to its output [..., d]."""
@@ -201,25 +233,25 @@ class ComplexKDA(nn.Module):
         """:meth:`forward` that starts from a cache (None: from the beginning) and returns the next one."""
         y, past = self._project(x, {} if cache is None else cache.past)
         start = self._start(x.shape[0]) if cache is None else cache.state
-        o, state = complex_kda(
-            **y, **self._options(), initial_state=start, output_final_state=True, backend=self.backend
-        )
+        o, state = self._run(y, start, output_final_state=True)
         assert state is not None
         return self.write_out(o, x), LayerCache(state, past)
 
     def step(self, x: Tensor, cache: LayerCache) -> tuple[Tensor, LayerCache]:
         """One token x [B, d] -> [B, d]; equals :meth:`forward` at that position."""
         y, past = self._project(x.unsqueeze(1), cache.past)
-        token: dict[str, Any] = {name: value.squeeze(1) for name, value in y.items()}
-        o, state = complex_kda_step(**token, state=cache.state, **self._options())
+        o, state = self._run_step(y, cache.state)
         return self.write_out(o, x), LayerCache(state, past)
 
     def transitions(self, x: Tensor) -> Transitions:
         """What the layer does to its state on x [B, T, d], for looking at."""
         y, _ = self._project(x, {})
-        alpha = evaluate_gate(self.gate, y["g"], self.A_log, self.dt_bias).alpha()
         k = unit(y["k"]).repeat_interleave(self.num_v_heads // self.num_heads, dim=2)
-        return Transitions(alpha, k, beta_from_logit(y["beta"], self.beta_range))
+        return Transitions(self._alpha(y["g"]), k, beta_from_logit(y["beta"], self.beta_range))
+
+    def _alpha(self, g: Tensor) -> Tensor:
+        """The signed gate [B, T, HV, K] from what :meth:`_gates` gives as g."""
+        return evaluate_gate(self.gate, g, self.A_log, self.dt_bias).alpha()
 
     def matrices(self, x: Tensor) -> Tensor:
         """[B, T, HV, K, K] the transitions on x [B, T, d] as matrices."""
