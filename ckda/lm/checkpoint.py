@@ -28,7 +28,9 @@ def _name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def save(folder: Path, step: int, tensors: dict[str, Tensor], about: dict[str, Any], world: World, keep: int = 2) -> Path:
+def save(
+    folder: Path, step: int, tensors: dict[str, Tensor], about: dict[str, Any], world: World, keep: int = 2
+) -> Path:
     """Write `tensors` (plain or sharded) as checkpoint `step`; of older ones the last `keep - 1` stay (0: all)."""
     from torch.distributed import checkpoint as dcp
 
@@ -42,7 +44,10 @@ def save(folder: Path, step: int, tensors: dict[str, Tensor], about: dict[str, A
         writer = dcp.HuggingFaceStorageWriter(str(temporary), save_distributed=True)
         dcp.save(dict(tensors), storage_writer=writer, no_dist=world.size == 1)
     names = sorted(p.name for p in temporary.iterdir())
-    own = {n: {"bytes": (temporary / n).stat().st_size, "sha256": file_sum(temporary / n)} for n in names[world.rank :: world.size]}
+    own = {
+        n: {"bytes": (temporary / n).stat().st_size, "sha256": file_sum(temporary / n)}
+        for n in names[world.rank :: world.size]
+    }
     files = {name: entry for part in world.gather(own) for name, entry in part.items()}
     if world.main:
         shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
@@ -105,7 +110,9 @@ def load(path: Path, tensors: dict[str, Tensor], world: World, verify: bool = Tr
     known = manifest["tensors"]
     for name, tensor in tensors.items():
         if known.get(name) != list(tensor.shape):
-            raise ValueError(f"{path} is of another model: {name} is {known.get(name)} there and {list(tensor.shape)} here")
+            raise ValueError(
+                f"{path} is of another model: {name} is {known.get(name)} there and {list(tensor.shape)} here"
+            )
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         reader = dcp.HuggingFaceStorageReader(str(path))

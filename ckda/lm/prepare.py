@@ -203,7 +203,7 @@ def load_tokenizer(name: str) -> Any:
             return Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exceptions
             raise ValueError(f"{path} is no tokenizer: {error}") from error
-    if path.suffix == ".json" or os.sep in name and name.count("/") > 1:
+    if path.suffix == ".json" or (os.sep in name and name.count("/") > 1):
         raise ValueError(f"the tokenizer {name} is not there")
     try:
         return Tokenizer.from_pretrained(name)
@@ -307,7 +307,9 @@ def _tokenise(piece: list[Record]) -> Piece:
             broken.append((record.place, str(error)[:200]))
     tokens: dict[str, list[np.ndarray]] = {"train": [], "held_out": []}
     lengths: dict[str, list[int]] = {"train": [], "held_out": []}
-    for text, encoding in zip(texts, _state["tokenizer"].encode_batch_fast(texts, add_special_tokens=False), strict=True):
+    for text, encoding in zip(
+        texts, _state["tokenizer"].encode_batch_fast(texts, add_special_tokens=False), strict=True
+    ):
         split = "held_out" if _held_out(text, options) else "train"
         tokens[split].append(np.array([*encoding.ids, _state["end"]], _state["dtype"]))
         lengths[split].append(len(tokens[split][-1]))

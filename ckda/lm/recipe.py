@@ -113,24 +113,33 @@ def peak_flops(name: str) -> float | None:
 def flops_per_token(model: Any, length: int) -> float:
     """Model FLOPs of one trained token, forward and backward: 6 a matmul weight, plus what the mixers do with tokens.
 
-    Attention counts 6 H dh T a layer (its causal half), a recurrent layer three times its 7 K V a head in the recurrent
-    form (decay, read, write, read out), whatever a chunked kernel spends. The embedding's look-up is free; the output
-    head counts, tied or not.
+    Attention counts 6 H dh T a layer (its causal half, or its window), a recurrent layer three times its 7 K V a head in the
+    recurrent form (decay, read, write, read out), whatever a chunked kernel spends. The embedding's look-up is free; the
+    output head counts, tied or not.
+
+    Example:
+        >>> from ckda.models import ComplexKDAForCausalLM, ladder
+        >>> import torch
+        >>> with torch.device("meta"):
+        ...     model = ComplexKDAForCausalLM(ladder.build("47M", "ckda"))
+        >>> round(flops_per_token(model, 2048) / 1e6)
+        294
     """
     from torch import nn
 
+    from ckda.models.mixers import ATTENTION
+
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     weights = sum(p.numel() for p in model.parameters() if p.dim() == 2 and id(p) not in tables)
-    config = model.config
     head = model.get_output_embeddings().weight
     weights += head.numel() if id(head) in tables else 0
-    kinds = layer_kinds(config)
-    width = config.num_heads * config.head_dim
-    attention = sum(6 * width * length for kind in kinds if "attention" in kind)
-    recurrent = sum(21 * width * config.head_dim for kind in kinds if "attention" not in kind)
-    return float(6 * weights + attention + recurrent)
-
-
-def layer_kinds(config: Any) -> list[str]:
-    """The token mixer of every layer, by name."""
-    return list(config.layer_kinds)
+    config = model.config
+    width, mixing = config.num_heads * config.head_dim, 0
+    for mixer in config.mixers():
+        if mixer in ATTENTION:
+            seen = min(length, 2 * config.sliding_window) if ATTENTION[mixer].windowed else length
+            mixing += 6 * width * seen
+        else:
+            updates = config.num_updates if "product" in mixer else 1
+            mixing += 21 * width * (config.head_v_dim or config.head_dim) * updates
+    return float(6 * weights + mixing)

@@ -99,7 +99,9 @@ class Trainer:
         self.flops_per_token = _flops(self.plain, recipe.length)
         how = options.parallel if options.parallel != "auto" else ("none" if world.size == 1 else "ddp")
         if (how == "none") != (world.size == 1):
-            raise ValueError(f"parallel is {how!r} with {world.size} ranks; it may be 'auto', 'ddp' or 'fsdp' with several")
+            raise ValueError(
+                f"parallel is {how!r} with {world.size} ranks; it may be 'auto', 'ddp' or 'fsdp' with several"
+            )
         if options.compile:
             for block in blocks_of(self.plain):
                 block.compile()
@@ -180,12 +182,12 @@ class Trainer:
 
     # The loop ---------------------------------------------------------------------------------------------------------
 
-    def forward(self, batch: dict[str, Any]) -> Tensor:
+    def forward(self, batch: dict[str, Any], **options: Any) -> Tensor:
         """The mean loss of a micro-batch."""
         inputs = {k: v.to(self.world.device, non_blocking=True) for k, v in batch.items() if isinstance(v, Tensor)}
         half = self.recipe.dtype == "bf16"
         with torch.autocast(self.world.device.type, torch.bfloat16) if half else nullcontext():
-            return self.model(**inputs).loss
+            return self.model(**inputs, **options).loss
 
     def update(self, batches: Iterator[dict[str, Any]]) -> tuple[Tensor, Tensor]:
         """One update; this rank's part of the mean loss, and the gradient's norm. Nothing is read back."""
@@ -225,7 +227,10 @@ class Trainer:
             if rows and self.world.main:
                 show(rows[-1])
 
-        with _signals() as signalled, prefetched(self._batches(self.step, self.recipe.steps), self.world.device) as batches:
+        with (
+            _signals() as signalled,
+            prefetched(self._batches(self.step, self.recipe.steps), self.world.device) as batches,
+        ):
             if self.step == 0:
                 self._validate(journal, meter, show)
             while self.step < self.recipe.steps and stopped is None:
@@ -252,8 +257,7 @@ class Trainer:
         """Log rows of the updates since the last time; one transfer. A value that is no number ends the run."""
         if not pending:
             return []
-        values = torch.stack([torch.stack([loss.float() for _, _, loss, _ in pending]), *[torch.zeros(len(pending), device=pending[0][2].device)]])
-        losses = self.world.sum(values[0])
+        losses = self.world.sum(torch.stack([loss.float() for _, _, loss, _ in pending]))
         norms = torch.stack([norm.float() for *_, norm in pending])
         table = torch.stack([losses, norms]).tolist()
         rows = []
@@ -285,13 +289,14 @@ class Trainer:
         assert data is not None
         count = max(1, min(len(data), self.recipe.eval_tokens // self.recipe.length))
         parts = [np.arange(i, min(i + self.micro, count)) for i in range(0, count, self.micro)]
-        mine = [parts[i] if i < len(parts) else parts[0][:0] for i in range(self.world.rank, -(-len(parts) // self.world.size) * self.world.size, self.world.size)]
         total = torch.zeros(2, dtype=torch.float64, device=self.world.device)
         self.model.eval()
-        for numbers in mine:
-            used = numbers if len(numbers) else parts[0]  # all ranks take part in FSDP's collectives
-            targets = data.num_targets(used) if len(numbers) else 0
-            loss = self.forward(make_batch(data, used))
+        for i in range(self.world.rank, -(-len(parts) // self.world.size) * self.world.size, self.world.size):
+            numbers = parts[
+                i % len(parts)
+            ]  # past the end: not counted, but every rank takes part in FSDP's collectives
+            targets = data.num_targets(numbers) if i < len(parts) else 0
+            loss = self.forward(make_batch(data, numbers), use_cache=False, logits_to_keep=1)
             total += torch.stack([loss.double() * targets, torch.full_like(loss, targets, dtype=torch.float64)])
         self.model.train()
         summed, targets = self.world.sum(total).tolist()
@@ -330,7 +335,9 @@ def make_batch(data: Sampler, numbers: np.ndarray, share: float = 1.0) -> dict[s
 
 
 @contextmanager
-def prefetched(source: Iterator[dict[str, Any]], device: torch.device, depth: int = 4) -> Iterator[Iterator[dict[str, Any]]]:
+def prefetched(
+    source: Iterator[dict[str, Any]], device: torch.device, depth: int = 4
+) -> Iterator[Iterator[dict[str, Any]]]:
     """The source, read ahead by a thread; on CUDA in pinned memory, so that copies do not wait."""
     ready: queue.Queue[Any] = queue.Queue(depth)
     done = threading.Event()
