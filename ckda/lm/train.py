@@ -67,7 +67,7 @@ class Trainer:
 
     def __init__(
         self,
-        build: Callable[[], nn.Module],
+        build: Callable[[], Any],
         data: str | Path,
         recipe: Recipe,
         out: str | Path,
@@ -87,15 +87,14 @@ class Trainer:
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(recipe.seed)
             with world.device:
-                self.plain = build()
-        self.plain.to(world.device, torch.float32).train()
+                self.plain: Any = build().to(world.device, torch.float32).train()
         vocab = getattr(self.plain.config, "vocab_size", None)
         if vocab is not None and vocab < self.train_data.store.index["vocab_size"]:
             raise ValueError(
                 f"the model has {vocab} tokens, but the data's tokenizer {self.train_data.store.index['vocab_size']}"
             )
         if options.checkpointing:
-            self.plain.gradient_checkpointing_enable()  # type: ignore[operator]
+            self.plain.gradient_checkpointing_enable()
         self.flops_per_token = _flops(self.plain, recipe.length)
         how = options.parallel if options.parallel != "auto" else ("none" if world.size == 1 else "ddp")
         if (how == "none") != (world.size == 1):
@@ -133,7 +132,6 @@ class Trainer:
             "key": self.recipe.key(),
             "config": _jsonable(config),
             "data": self._data_key(),
-            "tokenizer": str((self.train_data.store.folder / "tokenizer.json").resolve()),
         }
         folder = self.out / "checkpoints"
         return checkpoint.save(folder, self.step, self.tensors(), about, self.world, self.options.keep)

@@ -7,7 +7,22 @@ import pytest
 
 from ckda.lm.prepare import Preparation, prepare
 
-WORDS = ["the", "a", "cup", "shell", "moves", "left", "right", "under", "over", "stays", "where", "is", "now", "then", "again", "and", "not", "one", "two", "three"]
+WORDS = [
+    "the",
+    "cup",
+    "shell",
+    "moves",
+    "left",
+    "right",
+    "under",
+    "over",
+    "stays",
+    "where",
+    "is",
+    "now",
+    "again",
+    "not",
+]
 
 
 @pytest.fixture(scope="session")

@@ -138,7 +138,7 @@ def test_a_loss_that_is_no_number_names_the_step_and_keeps_the_last_good(tokens:
         return update(batches)
 
     one.update = poisoned  # type: ignore[method-assign]
-    with pytest.raises(NotFinite, match="update 9: .*last good checkpoint is of update 6"):
+    with pytest.raises(NotFinite, match=r"update 9: .*last good checkpoint is of update 6"):
         one.run()
     assert checkpoint.steps_of(tmp_path / "checkpoints") == [6]
     checkpoint.read_manifest(tmp_path / "checkpoints" / "step-00000006")
