@@ -86,15 +86,16 @@ class Sight(NamedTuple):
             >>> Sight.causal(3, device=torch.device("cpu"), window=2).mask.int()[0, 0].tolist()
             [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
         """
-        windowed = window is not None and window < seen + T
-        if padding is None and cu_seqlens is None and not windowed and (seen == 0 or T == 1):
+        if window is not None and window >= seen + T:
+            window = None
+        if padding is None and cu_seqlens is None and window is None and (seen == 0 or T == 1):
             return Sight()
         if fused and padding is None and seen == 0:
             return Sight(None, cu_seqlens, window)
         query = torch.arange(seen, seen + T, device=device).unsqueeze(-1)  # [T, 1]
         key = torch.arange(first, seen + T, device=device)  # [S]
         mask = key <= query
-        if windowed:
+        if window is not None:
             mask = mask & (key > query - window)
         if cu_seqlens is not None:
             start = torch.arange(T, device=device) - position_in_sequence(cu_seqlens, T)

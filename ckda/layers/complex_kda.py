@@ -152,7 +152,7 @@ class ComplexKDA(nn.Module):
         self.dt_bias.copy_(init_dt_bias(self.gate, self.A_log, self.head_dim, spread=spread))
         if spread:
             self.f_proj[1].get_parameter("weight").mul_(0.1)
-        if self.beta_init == "spread":
+        if self.beta_init == "spread" and not self.b_proj.weight.is_meta:  # whose weights have no spread to measure
             z_std = float(self.b_proj.weight.float().std(correction=0)) * self.hidden_size**0.5
             gamma, b0 = beta_spread(z_std)
             self.b_proj.weight.mul_(gamma)

@@ -218,12 +218,16 @@ def _train(args: argparse.Namespace) -> int:
 
     world = join(pick_device(args.device))
     try:
-        return _train_in(world, args)
+        status, result = train_in(world, args)
     finally:
         world.leave()
+    if world.main and result is not None:
+        _tell(result, Path(args.out), args.json)
+    return status
 
 
-def _train_in(world: Any, args: argparse.Namespace) -> int:
+def train_in(world: Any, args: argparse.Namespace) -> tuple[int, dict[str, Any] | None]:
+    """Train, resume or find complete what the arguments ask for: the exit status, and on the main rank the result."""
     from ckda.lm.data import TokenStore
     from ckda.lm.models import config_of, export
     from ckda.lm.train import NotFinite, Options, Trainer
@@ -236,11 +240,12 @@ def _train_in(world: Any, args: argparse.Namespace) -> int:
     if args.data is None:
         raise ValueError("name the folder of tokens with --data (ckda lm prepare makes it)")
     config = config_of(args.model, backend=args.backend)
+    wanted = json.loads(config.to_json_string())
     recipe = recipe_of(args, world.device.type)
     options = Options(**{f.name: getattr(args, f.name) for f in fields(Options) if hasattr(args, f.name)})
     quiet = args.json or not world.main
-    if not args.fresh and (known := _complete(out, recipe.key(), config)) is not None:
-        return _tell(known, out, args.json, world.main)
+    if not args.fresh and (known := _complete(out, recipe.key(), wanted)) is not None:
+        return 0, known
     store = TokenStore(args.data)
     if not args.no_verify and world.main:
         store.verify()
@@ -256,11 +261,11 @@ def _train_in(world: Any, args: argparse.Namespace) -> int:
     except NotFinite as error:
         if world.main:
             print(f"stopped: {error}", file=sys.stderr)
-        return 3
+        return 3, None
     seconds = time.perf_counter() - began
     weights = trainer.weights() if outcome.stopped is None else {}
     if not world.main:
-        return _status(outcome.stopped)
+        return _status(outcome.stopped), None
     if outcome.stopped is None:
         export(out / "model", config, weights, tokenizer)
     result = {
@@ -271,7 +276,7 @@ def _train_in(world: Any, args: argparse.Namespace) -> int:
         "step": outcome.step,
         "recipe": asdict(recipe),
         "key": recipe.key(),
-        "config": json.loads(config.to_json_string()),
+        "config": wanted,
         "options": {k: v for k, v in asdict(options).items() if v != float("inf")},
         "ranks": world.size,
         "flops_per_token": trainer.flops_per_token,
@@ -283,7 +288,7 @@ def _train_in(world: Any, args: argparse.Namespace) -> int:
     }
     write_json(out / "train.json", result)
     training_figure(result).savefig(out / "loss.png", dpi=160)
-    return _tell(result, out, args.json, True)
+    return _status(outcome.stopped), result
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -357,11 +362,11 @@ def _resume(trainer: Any, args: argparse.Namespace, quiet: bool) -> None:
             print(f"cooling down from update {trainer.step} of {args.branch}", file=sys.stderr)
 
 
-def _complete(out: Path, key: dict[str, Any], config: Any) -> dict[str, Any] | None:
+def _complete(out: Path, key: dict[str, Any], config: dict[str, Any]) -> dict[str, Any] | None:
     """The result of an equal run that is already complete."""
     try:
         known = read_json(out / "train.json")
-        same = known["key"] == key and known["config"] == json.loads(config.to_json_string())
+        same = known["key"] == key and known["config"] == config
         return known if same and known["stopped"] is None and (out / "model").is_dir() else None
     except (OSError, ValueError, KeyError):
         return None
@@ -371,10 +376,10 @@ def _status(stopped: str | None) -> int:
     return {"SIGTERM": 143, "SIGINT": 130}.get(stopped or "", 0)
 
 
-def _tell(result: dict[str, Any], out: Path, as_json: bool, main: bool) -> int:
-    if main and as_json:
+def _tell(result: dict[str, Any], out: Path, as_json: bool) -> None:
+    if as_json:
         print(json.dumps({k: v for k, v in result.items() if k != "log"}))
-    elif main:
+    else:
         parts = [f"{result['model']}: {result['parameters'] / 1e6:.2f} M parameters, update {result['step']}"]
         parts += [
             f"{name} {result[k]:.4f}"
@@ -389,7 +394,6 @@ def _tell(result: dict[str, Any], out: Path, as_json: bool, main: bool) -> int:
         if result["stopped"]:
             print(f"stopped by {result['stopped']}; the same command goes on from here")
         print(f"in {out}")
-    return _status(result["stopped"])
 
 
 @contextmanager
@@ -467,12 +471,15 @@ def tiny_tokens(out: Path) -> Path:
 
 def tiny_run(out: Path, seed: int) -> Path:
     """A tiny trained model, for smoke runs of what needs one."""
+    import torch
+
+    from ckda.lm.parallel import World
+
     parser = argparse.ArgumentParser()
     _add_train(parser)
     folder = out / "tiny"
-    status = _train(
-        parser.parse_args(["--smoke", "--json", "--out", str(folder), "--seed", str(seed), "--device", "cpu"])
-    )
+    options = ["--smoke", "--json", "--out", str(folder), "--seed", str(seed), "--device", "cpu"]
+    status, _ = train_in(World(0, 1, torch.device("cpu")), parser.parse_args(options))
     if status:
         raise SystemExit(status)
     return folder

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +60,27 @@ def export(folder: Path, config: ComplexKDAConfig, weights: dict[str, Any], toke
         weights = {name: value for name, value in weights.items() if name != "lm_head.weight"}
     with torch.device("meta"):
         shell = ComplexKDAForCausalLM(config)
-    shell.save_pretrained(temporary, state_dict=weights)
+    with _no_bars():
+        shell.save_pretrained(temporary, state_dict=weights)
     if tokenizer.is_file():
         write_bytes(temporary / "tokenizer.json", tokenizer.read_bytes())
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(temporary, folder)
     return folder
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """Without transformers' progress bars of files that take no time."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
@@ -76,7 +93,8 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype = torch
     if place is not None:
         from transformers import AutoModelForCausalLM
 
-        whole: Any = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **changes)
+        with _no_bars():
+            whole: Any = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **changes)
         return whole.to(device).eval()
     alone = World(0, 1, torch.device("cpu"))
     found: Path | None = path

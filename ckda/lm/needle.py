@@ -221,14 +221,13 @@ def run(args: argparse.Namespace) -> int:
 
     device, out = pick_device(args.device), make_folder(args.out)
     if args.smoke:
-        args.model, args.lengths, args.samples, args.max_new = str(tiny_run(out, args.seed)), "512", 2, 8
-        args.text = args.text or __file__
+        args.model, args.lengths, args.samples, args.max_new = str(tiny_run(out, args.seed)), "1024", 2, 8
     if args.model is None:
         raise SystemExit("ckda needle: name a model folder, a training run or a checkpoint")
     names = picked(args.tasks, tuple(KINDS), "--tasks")
     lengths = [int(word) for word in args.lengths.split(",")]
     try:
-        text = Path(args.text).read_text(errors="replace") if args.text else None
+        text = Path(args.text).read_text(errors="replace") if args.text else GRASS if args.smoke else None
         model = load_model(
             args.model, device, torch.bfloat16 if args.dtype == "bf16" else torch.float32, backend=args.backend
         )

@@ -104,7 +104,8 @@ class ModelCache(Cache):
     def num_bytes(self) -> int:
         """What the cache weighs: constant in the number of tokens but for attention without a window."""
         total = 0
-        for layer in self.layers:
+        layers: list[Any] = self.layers
+        for layer in layers:
             held = layer.carried if isinstance(layer, RecurrentLayer) else (layer.keys, layer.values)
             total += sum(x.nbytes for x in pytree.tree_leaves(held) if isinstance(x, torch.Tensor))
         return total

@@ -24,7 +24,6 @@ class ComplexKDAConfig(PreTrainedConfig):
         gate_init, beta_init: "standard" or "spread" (app:initialization), for mixers with signed gates and with beta to 2.
         conv_size: taps of the short convolutions; 0 for none. activate: which of "q", "k", "v" pass through SiLU.
         output_gate: of the recurrent mixers: "lowrank", "linear" (full rank) or None.
-        num_updates: n of the mixers "deltaproduct" and "gated-deltaproduct".
         qk_norm: RMSNorm of q and k per head in attention. rope_theta: base of the rotary positions of "attention" and
             "sliding-attention". sliding_window: tokens that "sliding-attention" sees, its own included.
         norm_eps: of all norms. initializer_range: standard deviation of matrices and embeddings at the start.
@@ -59,7 +58,6 @@ class ComplexKDAConfig(PreTrainedConfig):
     conv_size: int = 4
     activate: list[str] | tuple[str, ...] = ("q", "k", "v")
     output_gate: str | None = "lowrank"
-    num_updates: int = 2
     qk_norm: bool = False
     rope_theta: float = 10_000.0
     sliding_window: int = 2048
@@ -93,7 +91,7 @@ class ComplexKDAConfig(PreTrainedConfig):
         """Part of the strict configuration's own checks."""
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_heads", "head_dim"):
             _at_least(self, name, 1)
-        for name in ("hybrid_every", "loss_chunk", "sliding_window", "num_updates"):
+        for name in ("hybrid_every", "loss_chunk", "sliding_window"):
             _at_least(self, name, 1)
         _at_least(self, "conv_size", 0)
         known = (*RECURRENT, *ATTENTION)

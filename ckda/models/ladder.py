@@ -28,8 +28,9 @@ ARMS: dict[str, dict[str, Any]] = {
     "gdn": {"mixer": "gdn"},
     "gdn-beta2": {"mixer": "gdn-beta2"},
     "deltanet": {"mixer": "deltanet"},
-    "deltaproduct1": {"mixer": "deltaproduct", "num_updates": 1},
-    "deltaproduct2": {"mixer": "deltaproduct", "num_updates": 2},
+    "deltaproduct1": {"mixer": "deltaproduct1"},
+    "deltaproduct2": {"mixer": "deltaproduct2-beta1"},
+    "deltaproduct2-beta2": {"mixer": "deltaproduct2"},
     "gdn2": {"mixer": "gdn2"},
 }
 
@@ -57,7 +58,12 @@ class Rung:
 
 
 def _column(
-    hidden: int, layers: int, heads: int, widths: tuple[int, int, int], printed: tuple[float, float, float], **other: Any
+    hidden: int,
+    layers: int,
+    heads: int,
+    widths: tuple[int, int, int],
+    printed: tuple[float, float, float],
+    **other: Any,
 ) -> Rung:
     """A column of tab:ladder-configs; widths and totals of Transformer++, of KDA and CKDA, and of the hybrids."""
     dense, recurrent, hybrid = widths
@@ -180,7 +186,9 @@ CONFIGS: dict[str, Rung] = {
             "ckda": 344.87,
         },
     ),
-    "340M-65k": _small(65536, "the vocabulary that the paper's text and table state; the printed totals are not of it", {}),
+    "340M-65k": _small(
+        65536, "the vocabulary that the paper's text and table state; the printed totals are not of it", {}
+    ),
 }
 
 
@@ -219,7 +227,7 @@ def num_parameters(config: ComplexKDAConfig) -> int:
 
     Example:
         >>> num_parameters(build("47M", "transformer"))
-        47642496
+        47637888
     """
     from ckda.models.lm import ComplexKDAForCausalLM
 

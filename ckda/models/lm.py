@@ -66,7 +66,7 @@ class Block(GradientCheckpointingLayer):
                 starts at zero stays zero until the first token. angles, sight: for attention.
         """
         y = self.mixer_norm(x)
-        layer = None if past_key_values is None else past_key_values.layers[self.index]
+        layer: Any = None if past_key_values is None else past_key_values.layers[self.index]
         if isinstance(self.mixer, Attention):
             y = self.mixer(y, angles, sight, layer)
         else:
@@ -161,7 +161,7 @@ class ComplexKDAModel(ComplexKDAPreTrainedModel):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         cache = self._cache(past_key_values, use_cache, cu_seqlens)
         context = self._context(x, attention_mask, position_ids, cache, cu_seqlens)
-        hidden: list[Tensor] = []
+        hidden: list[Any] = []
         for mixer, layer in zip(self.mixers, self.layers, strict=True):
             if output_hidden_states:
                 hidden.append(x)
@@ -173,9 +173,7 @@ class ComplexKDAModel(ComplexKDAPreTrainedModel):
             hidden_states=(*hidden, x) if output_hidden_states else None,
         )
 
-    def _cache(
-        self, given: ModelCache | None, use_cache: bool | None, cu_seqlens: Tensor | None
-    ) -> ModelCache | None:
+    def _cache(self, given: ModelCache | None, use_cache: bool | None, cu_seqlens: Tensor | None) -> ModelCache | None:
         """The cache to carry on with, a new one, or None."""
         if use_cache is None:
             use_cache = given is not None or (self.config.use_cache and not self.training and cu_seqlens is None)
@@ -243,9 +241,7 @@ def _padding(attention_mask: Tensor, B: int, S: int, cached: bool) -> Tensor | N
     return padding
 
 
-def _positions(
-    T: int, seen: int, device: torch.device, padding: Tensor | None, cu_seqlens: Tensor | None
-) -> Tensor:
+def _positions(T: int, seen: int, device: torch.device, padding: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
     """[B or 1, T] each token's index from the first token of its own sequence."""
     if cu_seqlens is not None:
         return position_in_sequence(cu_seqlens, T).unsqueeze(0)
@@ -289,7 +285,7 @@ class ComplexKDAForCausalLM(ComplexKDAPreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
+    ) -> CausalLMOutputWithPast | tuple:
         """The logits, and with labels the loss.
 
         Args:
@@ -312,7 +308,8 @@ class ComplexKDAForCausalLM(ComplexKDAPreTrainedModel, GenerationMixin):
             output_hidden_states=output_hidden_states,
         )
         hidden = out.last_hidden_state
-        loss, logits = None, None
+        loss: Any = None
+        logits: Any = None
         if labels is not None or shift_labels is not None:
             if shift_labels is None:
                 assert labels is not None
@@ -327,7 +324,7 @@ class ComplexKDAForCausalLM(ComplexKDAPreTrainedModel, GenerationMixin):
         )
         return result.to_tuple() if return_dict is False else result
 
-    def _prepare_cache_for_generation(
+    def _prepare_cache_for_generation(  # type: ignore[override]
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
         """`generate` starts with this model's own cache."""

@@ -64,7 +64,9 @@ def next_token_labels(labels: Tensor, cu_seqlens: Tensor | None = None) -> Tenso
     T = labels.shape[1]
     shifted = torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], 1)
     if cu_seqlens is not None:
-        ends = (cu_seqlens[1:].long() - 1) % T  # an empty first member wraps to the last token, which has no label anyway
+        ends = (
+            cu_seqlens[1:].long() - 1
+        ) % T  # an empty first member wraps to the last token, which has no label anyway
         shifted = shifted.index_fill(1, ends, IGNORED)
     return shifted
 
