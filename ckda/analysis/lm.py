@@ -190,7 +190,8 @@ def _run(args: argparse.Namespace) -> int:
             raise ValueError(f"--{name} is {getattr(args, name)}; it must be at least 1")
     out = make_folder(args.out)
     checkpoints = []
-    places = [place for path in args.paths for place in _expand(Path(path))] or [None]
+    found = [place for path in args.paths for place in _expand(Path(path))]
+    places: list[Path | None] = [*found] or [None]
     batches: list[Tensor] = []
     for number, place in enumerate(places):
         model = _tiny(args.seed) if place is None else _load(place, args.mixer)
