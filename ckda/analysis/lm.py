@@ -201,7 +201,14 @@ def _run(args: argparse.Namespace) -> int:
             batches = [row.unsqueeze(0).to(device) for row in ids]
         show = _progress(number, len(places), len(batches), args.json)
         layers = gate_use(model, batches, args.sample, args.seed, show)
-        checkpoints.append({"path": str(place), "step": _step(place), "layers": layers, "mean": _mean(layers)})
+        checkpoints.append(
+            {
+                "path": "a tiny model" if place is None else str(place),
+                "step": _step(place),
+                "layers": layers,
+                "mean": _mean(layers),
+            }
+        )
         del model
     result = {
         "what": "ckda inspect lm",
@@ -375,6 +382,7 @@ def _bands(axes: Any, layers: list[int], quantiles: list[list[float]]) -> None:
     axes.fill_between(layers, low, high, color="#16548c", alpha=0.18, linewidth=0)
     axes.fill_between(layers, lower, upper, color="#16548c", alpha=0.35, linewidth=0)
     axes.plot(layers, middle, "o-", color="#16548c", markersize=3)
+    axes.set_xticks(layers, [str(layer) for layer in layers], fontsize=7)
     axes.axhline(0, color="#9aa5b1", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
 

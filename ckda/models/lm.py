@@ -154,6 +154,7 @@ class ComplexKDAModel(ComplexKDAPreTrainedModel):
             position_ids: [B, T] for the rotary positions; by default counted from each sequence's first token.
             use_cache: by default only outside training, and as the configuration says.
         """
+        _refuse_unknown(kwargs)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -222,6 +223,15 @@ class ComplexKDAModel(ComplexKDAPreTrainedModel):
             )
             result[windowed] = shared | {"sight": sight}
         return result
+
+
+def _refuse_unknown(kwargs: dict[str, Any]) -> None:
+    """What transformers may send along and this model has no use for passes; a misspelt argument does not."""
+    for name, value in kwargs.items():
+        if name not in ("output_attentions", "cache_position", "token_type_ids", "is_first_iteration"):
+            raise TypeError(f"forward() got an unexpected argument {name!r}")
+        if name == "output_attentions" and value:
+            raise ValueError("output_attentions is True; the attention weights never exist here")
 
 
 def _padding(attention_mask: Tensor, B: int, S: int, cached: bool) -> Tensor | None:
@@ -297,6 +307,7 @@ class ComplexKDAForCausalLM(ComplexKDAPreTrainedModel, GenerationMixin):
         Returns:
             In training with labels the logits are None: the loss is computed chunk by chunk and they never exist at once.
         """
+        _refuse_unknown(kwargs)
         out = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

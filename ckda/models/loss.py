@@ -7,12 +7,15 @@ For tokens with hidden states h [N, d], weight W [V, d] and labels y [N], with l
 so the gradient of the logits is known as soon as the logits are: the forward pass computes dh and dW and drops the chunk.
 """
 
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
 __all__ = ["IGNORED", "linear_cross_entropy", "next_token_labels"]
+
+_HAS_TRITON = find_spec("triton") is not None
 
 #: the label of a token that does not count
 IGNORED = -100
@@ -106,7 +109,19 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _chunk(logits: Tensor, labels: Tensor, needs: bool) -> tuple[Tensor, Tensor]:
-    """Losses [n] and their gradient [n, V] of one chunk's logits [n, V]; the gradient in the logits' dtype."""
+    """Losses [n] and their gradient [n, V] of one chunk's logits [n, V]; the gradient in the logits' dtype.
+
+    On a GPU one kernel does it in place; a compiled program makes its own from the lines below.
+    """
+    if (
+        logits.device.type == "cuda"
+        and _HAS_TRITON
+        and logits.dtype != torch.float64
+        and not torch.compiler.is_compiling()
+    ):
+        from ckda.models.loss_kernel import cross_entropy_rows
+
+        return cross_entropy_rows(logits, labels, IGNORED, needs)
     wide = logits.to(_wide(logits))
     counts = labels != IGNORED
     target = torch.where(counts, labels, 0).unsqueeze(-1)

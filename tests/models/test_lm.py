@@ -281,6 +281,26 @@ def test_initialisation():
     assert standard.b_proj.bias is None
 
 
+def test_the_vocabulary_grows():
+    """Rows are added to embedding and head; the old tokens' logits stay."""
+    for tied in (True, False):
+        model, ids = make(tie_word_embeddings=tied), words(1, 7)
+        before = logits(model, ids)
+        model.resize_token_embeddings(V + 3)
+        close(logits(model, ids)[..., :V], before)
+        assert model.config.vocab_size == V + 3
+        assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
+
+
+def test_hidden_states():
+    model, ids = make(), words(1, 7)
+    out = model(ids, output_hidden_states=True)
+    assert len(out.hidden_states) == 3
+    close(model.lm_head(out.hidden_states[-1]), out.logits)
+    as_tuple = model(ids, return_dict=False)
+    assert torch.equal(as_tuple[0], out.logits)
+
+
 def test_patterns():
     config = ComplexKDAConfig(num_hidden_layers=8, hybrid="gated-attention")
     assert [i for i, mixer in enumerate(config.mixers()) if mixer == "gated-attention"] == [3, 7]
@@ -310,6 +330,10 @@ def test_wrong_calls_are_refused():
     model, ids = make("hybrid"), words(2, 6)
     with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
         model()
+    with pytest.raises(TypeError, match="unexpected argument 'cu_seqlen'"):
+        model(ids, cu_seqlen=torch.tensor([0, 6]))
+    with pytest.raises(ValueError, match="output_attentions is True"):
+        model(ids, output_attentions=True)
     with pytest.raises(ValueError, match="B must be 1"):
         model(ids, cu_seqlens=torch.tensor([0, 6]), use_cache=False)
     with pytest.raises(ValueError, match="packed sequences are for one pass"):
