@@ -14,7 +14,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 from ckda.layers.attention import Attention, RMSNorm, Sight, fused_kernel_serves, rotary
 from ckda.layers.complex_kda import ComplexKDA
-from ckda.layers.parts import HeadNorm, ShortConvolution, position_in_sequence
+from ckda.layers.parts import HeadNorm, ShortConvolution, autocast_dtype, position_in_sequence
 from ckda.models.cache import ModelCache
 from ckda.models.config import ComplexKDAConfig
 from ckda.models.loss import linear_cross_entropy, next_token_labels
@@ -158,8 +158,7 @@ class ComplexKDAModel(ComplexKDAPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        if torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
+        x = x.to(autocast_dtype(x.device) or x.dtype)
         cache = self._cache(past_key_values, use_cache, cu_seqlens)
         context = self._context(x, attention_mask, position_ids, cache, cu_seqlens)
         hidden: list[Any] = []
