@@ -290,7 +290,6 @@ class ComplexKDAForCausalLM(ComplexKDAPreTrainedModel, GenerationMixin):
         cu_seqlens: Tensor | None = None,
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
-        shift_labels: Tensor | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         **kwargs: Any,
@@ -299,13 +298,15 @@ class ComplexKDAForCausalLM(ComplexKDAPreTrainedModel, GenerationMixin):
 
         Args:
             labels: [B, T], like input_ids: they are moved by one here, within each packed sequence. -100 does not count.
-            shift_labels: labels that are moved already, instead.
+            shift_labels (by name, among kwargs: transformers' Trainer takes every argument called labels for required):
+                labels that are moved already, instead.
             num_items_in_batch: what the summed loss is divided by (default: the labels that count).
             logits_to_keep: only the last so many positions (0: all), or the positions named.
 
         Returns:
             In training with labels the logits are None: the loss is computed chunk by chunk and they never exist at once.
         """
+        shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
         _refuse_unknown(kwargs)
         out = self.model(
             input_ids=input_ids,

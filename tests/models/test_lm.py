@@ -93,6 +93,20 @@ def test_left_padding_changes_nothing(name):
         assert torch.equal(generated[i, 14:], model.generate(alone, max_new_tokens=20, do_sample=False)[0, n:])
 
 
+def test_generation_goes_on_from_a_cache_and_from_embeddings():
+    model, ids = make("hybrid"), words(1, 9)
+    options = {"do_sample": False, "max_new_tokens": 5}
+    cache = ModelCache(model.config)
+    first = model.generate(ids, past_key_values=cache, **options)
+    whole = model.generate(ids, do_sample=False, max_new_tokens=10)
+    assert torch.equal(model.generate(first, past_key_values=cache, **options), whole)
+    embedded = model.get_input_embeddings()(ids)
+    assert torch.equal(model.generate(inputs_embeds=embedded, **options), first[:, 9:])
+    assert torch.equal(model.generate(ids, prefill_chunk_size=4, **options), first)
+    with pytest.raises(ValueError, match="assisted generation is not supported"):
+        model.generate(ids, assistant_model=model, **options)
+
+
 @pytest.mark.parametrize("name", ["ckda", "hybrid", "pattern", "deltaproduct2"])
 def test_a_prompt_in_pieces_is_the_prompt(name):
     model, ids = make(name), words(2, 40)
@@ -223,6 +237,20 @@ def test_training_is_one_graph():
         got = torch.autograd.grad(compiled(ids, labels=ids, **options).loss, list(model.parameters()))
         for a, b in zip(got, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_the_trainer_of_transformers(tmp_path: Path):
+    """Trains with gradient checkpointing and padding, saves, and evaluates to a loss."""
+    pytest.importorskip("accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    row = {"input_ids": words(12), "labels": words(12), "attention_mask": (torch.arange(12) > 2).long()}
+    settings = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "gradient_checkpointing": True}
+    options = TrainingArguments(str(tmp_path), max_steps=2, save_steps=2, per_device_train_batch_size=2, **settings)
+    trainer = Trainer(make("hybrid"), options, train_dataset=[row] * 4)
+    assert trainer.train().global_step == 2
+    assert 0 < trainer.evaluate([row] * 2)["eval_loss"] < 20
+    AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-2")
 
 
 # Files and initialisation ------------------------------------------------------------------------------------------------
