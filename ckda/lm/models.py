@@ -17,7 +17,7 @@ from ckda.record import read_json, write_bytes
 
 __all__ = ["TINY", "config_of", "export", "load_model", "text_tokenizer"]
 
-#: a model for smoke runs: a hybrid that trains in seconds on a CPU
+#: a size for smoke runs, beside those of the ladder: it trains in seconds on a CPU
 TINY: dict[str, Any] = {
     "vocab_size": 512,
     "hidden_size": 32,
@@ -25,16 +25,15 @@ TINY: dict[str, Any] = {
     "num_hidden_layers": 4,
     "num_heads": 2,
     "head_dim": 16,
-    "hybrid": "gated-attention",
 }
 
 
 def config_of(name: str, **changes: Any) -> ComplexKDAConfig:
-    """A configuration by name: "SIZE:ARM" of the ladder, "tiny", or a JSON file (or a folder with config.json).
+    """A configuration by name: "SIZE:ARM" of the ladder ("tiny" is one more size), or a JSON file (or its folder).
 
     Example:
-        >>> config_of("47M:ckda").hidden_size, config_of("tiny").num_hidden_layers
-        (384, 4)
+        >>> config_of("47M:ckda").hidden_size, config_of("tiny:kda").mixers()
+        (384, ['kda', 'kda', 'kda', 'kda'])
     """
     path = Path(name)
     if path.is_dir():
@@ -44,11 +43,11 @@ def config_of(name: str, **changes: Any) -> ComplexKDAConfig:
             raise ValueError(f"the model {name} is not there")
         values = {k: v for k, v in read_json(path).items() if k != "transformers_version"}
         return ComplexKDAConfig(**values | changes)
-    if name == "tiny":
-        return ComplexKDAConfig(**TINY | changes)
     size, colon, arm = name.partition(":")
     if not colon:
-        raise ValueError(f"the model is {name!r}; it may be SIZE:ARM as 47M:ckda, 'tiny', or a JSON configuration")
+        raise ValueError(f"the model is {name!r}; it may be SIZE:ARM as 47M:ckda or tiny:kda, or a JSON configuration")
+    if size == "tiny" and arm in ladder.ARMS:
+        return ComplexKDAConfig(**TINY | ladder.ARMS[arm] | changes)
     return ladder.build(size, arm, **changes)
 
 

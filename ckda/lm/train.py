@@ -84,6 +84,8 @@ class Trainer:
             else None
         )
         devices = [world.device] if world.device.type == "cuda" else []
+        if devices:
+            torch.cuda.reset_peak_memory_stats(world.device)
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(recipe.seed)
             with world.device:
@@ -171,7 +173,8 @@ class Trainer:
         first = step * self.recipe.batch + (part * self.world.size + self.world.rank) * self.micro
         return np.arange(first, first + self.micro)
 
-    def _batches(self, first: int, last: int) -> Iterator[dict[str, Any]]:
+    def batches(self, first: int, last: int) -> Iterator[dict[str, Any]]:
+        """This rank's micro-batches of the updates from `first` to before `last`, on the CPU."""
         for step in range(first, last):
             total = self.train_data.num_targets(np.arange(self.recipe.batch) + step * self.recipe.batch)
             for part in range(self.num_micro):
@@ -227,7 +230,7 @@ class Trainer:
 
         with (
             _signals() as signalled,
-            prefetched(self._batches(self.step, self.recipe.steps), self.world.device) as batches,
+            prefetched(self.batches(self.step, self.recipe.steps), self.world.device) as batches,
         ):
             if self.step == 0:
                 self._validate(journal, meter, show)
@@ -286,6 +289,7 @@ class Trainer:
         data = self.eval_data
         assert data is not None
         count = max(1, min(len(data), self.recipe.eval_tokens // self.recipe.length))
+        count = count // self.micro * self.micro or count  # whole micro-batches: one shape for compiled layers
         parts = [np.arange(i, min(i + self.micro, count)) for i in range(0, count, self.micro)]
         total = torch.zeros(2, dtype=torch.float64, device=self.world.device)
         self.model.eval()
