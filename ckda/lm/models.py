@@ -36,7 +36,7 @@ def config_of(name: str, **changes: Any) -> ComplexKDAConfig:
         (384, ['kda', 'kda', 'kda', 'kda'])
     """
     path = Path(name)
-    if path.is_dir():
+    if (path / "config.json").is_file():
         path = path / "config.json"
     if path.suffix == ".json":
         if not path.is_file():
@@ -105,8 +105,11 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype = torch
     model = ComplexKDAForCausalLM(ComplexKDAConfig(**manifest["config"] | changes))
     tensors = {f"model/{name}": p.detach() for name, p in model.named_parameters()}
     checkpoint.load(found, tensors, alone, verify=False)
+    for name, p in model.named_parameters():
+        if not name.endswith(("A_log", "dt_bias")):  # these stay in float32, as in a model folder
+            p.data = p.data.to(dtype)
     moved: Any = model
-    return moved.to(device, dtype).eval()
+    return moved.to(device).eval()
 
 
 def text_tokenizer(path: str | Path, given: str | None = None) -> Any:
