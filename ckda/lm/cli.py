@@ -13,7 +13,7 @@ from typing import Any
 from ckda.cli import add_common_arguments, make_folder, pick_device
 from ckda.record import environment, read_json, write_bytes, write_json
 
-__all__ = ["add_arguments", "picked", "run", "tiny_run"]
+__all__ = ["add_arguments", "add_train", "picked", "run", "tiny_run", "tiny_tokens", "train_in"]
 
 
 def picked(text: str, known: tuple[str, ...], option: str) -> list[str]:
@@ -151,12 +151,13 @@ def _counter(unit: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
 # train ----------------------------------------------------------------------------------------------------------------
 
 
-def _add_train(parser: argparse.ArgumentParser) -> None:
+def add_train(parser: argparse.ArgumentParser) -> None:
+    """The options of ``ckda lm train``."""
     from ckda.lm.recipe import Recipe
 
     add_common_arguments(parser, "runs/lm/train")
     parser.add_argument("--data", help="folder that ckda lm prepare wrote")
-    parser.add_argument("--model", default="47M:ckda", help="SIZE:ARM of the ladder, 'tiny', or a JSON configuration")
+    parser.add_argument("--model", default="47M:ckda", help="SIZE:ARM of the ladder, or a JSON configuration")
     parser.add_argument("--tokens", type=_number, help="to train on; or give --steps")
     parser.add_argument("--steps", type=_number, help="updates")
     known = {f.name: f for f in fields(Recipe)}
@@ -234,7 +235,8 @@ def train_in(world: Any, args: argparse.Namespace) -> tuple[int, dict[str, Any] 
     from ckda.models import ComplexKDAForCausalLM
     from ckda.report.lm import training_figure
 
-    out = make_folder(args.out)
+    out = make_folder(args.out) if world.main else Path(args.out)
+    world.wait()
     if args.smoke:
         _make_tiny(args, out, world)
     if args.data is None:
@@ -453,7 +455,7 @@ def _make_tiny(args: argparse.Namespace, out: Path, world: Any) -> None:
         if world.main:
             tiny_tokens(out / "tokens")
         world.wait()
-    args.model = "tiny"
+    args.model = f"tiny:{args.model.partition(':')[2] or 'ckda'}"
     small = {"steps": 20, "tokens": None, "length": 64, "batch": 4, "warmup": 5, "schedule": "wsd", "lr": 1e-2}
     small |= {"log_every": 5, "save_every": 10, "eval_every": 10, "eval_tokens": 1024}
     for name, value in small.items():
@@ -476,7 +478,7 @@ def tiny_run(out: Path, seed: int) -> Path:
     from ckda.lm.parallel import World
 
     parser = argparse.ArgumentParser()
-    _add_train(parser)
+    add_train(parser)
     folder = out / "tiny"
     options = ["--smoke", "--json", "--out", str(folder), "--seed", str(seed), "--device", "cpu"]
     status, _ = train_in(World(0, 1, torch.device("cpu")), parser.parse_args(options))
@@ -686,7 +688,7 @@ def _generate(args: argparse.Namespace) -> int:
 _ACTIONS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int], str]] = {
     "params": (_add_params, _params, "the ladder's parameter totals beside the paper's"),
     "prepare": (_add_prepare, _prepare, "text to token shards"),
-    "train": (_add_train, _train, "train a model, on one device or under torchrun"),
+    "train": (add_train, _train, "train a model, on one device or under torchrun"),
     "ladder": (_add_ladder, _ladder, "train cells of the ladder here or on SLURM"),
     "eval": (_add_eval, _eval, "zero-shot tasks, offline or by lm-eval"),
     "generate": (_add_generate, _generate, "text from a prompt, as it comes"),

@@ -17,7 +17,7 @@ from ckda.record import read_json, write_bytes
 
 __all__ = ["TINY", "config_of", "export", "load_model", "text_tokenizer"]
 
-#: a model for smoke runs: a hybrid that trains in seconds on a CPU
+#: a size for smoke runs, beside those of the ladder: it trains in seconds on a CPU
 TINY: dict[str, Any] = {
     "vocab_size": 512,
     "hidden_size": 32,
@@ -25,30 +25,29 @@ TINY: dict[str, Any] = {
     "num_hidden_layers": 4,
     "num_heads": 2,
     "head_dim": 16,
-    "hybrid": "gated-attention",
 }
 
 
 def config_of(name: str, **changes: Any) -> ComplexKDAConfig:
-    """A configuration by name: "SIZE:ARM" of the ladder, "tiny", or a JSON file (or a folder with config.json).
+    """A configuration by name: "SIZE:ARM" of the ladder ("tiny" is one more size), or a JSON file (or its folder).
 
     Example:
-        >>> config_of("47M:ckda").hidden_size, config_of("tiny").num_hidden_layers
-        (384, 4)
+        >>> config_of("47M:ckda").hidden_size, config_of("tiny:kda").mixers()
+        (384, ['kda', 'kda', 'kda', 'kda'])
     """
     path = Path(name)
-    if path.is_dir():
+    if (path / "config.json").is_file():
         path = path / "config.json"
     if path.suffix == ".json":
         if not path.is_file():
             raise ValueError(f"the model {name} is not there")
         values = {k: v for k, v in read_json(path).items() if k != "transformers_version"}
         return ComplexKDAConfig(**values | changes)
-    if name == "tiny":
-        return ComplexKDAConfig(**TINY | changes)
     size, colon, arm = name.partition(":")
     if not colon:
-        raise ValueError(f"the model is {name!r}; it may be SIZE:ARM as 47M:ckda, 'tiny', or a JSON configuration")
+        raise ValueError(f"the model is {name!r}; it may be SIZE:ARM as 47M:ckda or tiny:kda, or a JSON configuration")
+    if size == "tiny" and arm in ladder.ARMS:
+        return ComplexKDAConfig(**TINY | ladder.ARMS[arm] | changes)
     return ladder.build(size, arm, **changes)
 
 
@@ -106,8 +105,11 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype = torch
     model = ComplexKDAForCausalLM(ComplexKDAConfig(**manifest["config"] | changes))
     tensors = {f"model/{name}": p.detach() for name, p in model.named_parameters()}
     checkpoint.load(found, tensors, alone, verify=False)
+    for name, p in model.named_parameters():
+        if not name.endswith(("A_log", "dt_bias")):  # these stay in float32, as in a model folder
+            p.data = p.data.to(dtype)
     moved: Any = model
-    return moved.to(device, dtype).eval()
+    return moved.to(device).eval()
 
 
 def text_tokenizer(path: str | Path, given: str | None = None) -> Any:

@@ -29,9 +29,13 @@ class World:
         """Whether this rank speaks and writes for all."""
         return self.rank == 0
 
-    def any(self, flag: bool) -> bool:
-        """Whether any rank raised the flag; every rank gets the same answer."""
-        return bool(self.sum(torch.tensor([int(flag)]))[0]) if self.size > 1 else flag
+    def max(self, value: int) -> int:
+        """The largest value of any rank, the same on all."""
+        if self.size > 1:
+            tensor = torch.tensor([value])
+            torch.distributed.all_reduce(tensor, torch.distributed.ReduceOp.MAX)
+            return int(tensor[0])
+        return value
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over ranks, on the device the values are on."""
@@ -53,7 +57,7 @@ class World:
 
     def wait(self) -> None:
         """Until all ranks are here."""
-        self.any(False)
+        self.max(0)
 
     def leave(self) -> None:
         """End the process group."""

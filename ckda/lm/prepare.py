@@ -1,7 +1,7 @@
 """Text to token shards: text files, JSON Lines, parquet or a Hugging Face dataset, in parallel, resumable.
 
 The main process reads records and hands pieces of about a megabyte to workers, which parse and tokenise them; results come
-back in order, so the shards depend on the sources alone and not on the number of workers or on interruptions. A document
+back in order, so the tokens depend on the sources alone and not on the number of workers or on interruptions. A document
 goes to the held-out split by a hash of its text: copies of one text are never on both sides.
 """
 

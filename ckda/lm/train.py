@@ -2,7 +2,7 @@
 
 An update reads its samples by number (:class:`ckda.lm.data.Sampler`), so a run is the same whatever interrupts it and however
 many devices share it. The loop never waits for the device: batches are read and pinned by a thread, losses stay on the device
-until a log line is due, and one read then brings back all of them.
+until a log line is due, and then travel to the host while the next updates run.
 """
 
 import json
@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,10 @@ from ckda.lm.recipe import Recipe, flops_per_token, peak_flops
 from ckda.record import write_text
 
 __all__ = ["NotFinite", "Options", "Outcome", "Trainer"]
+
+
+#: why a run may stop before its end; where ranks differ, the later in this list counts
+REASONS = (None, "time limit", "SIGUSR1", "SIGTERM", "SIGINT")
 
 
 class NotFinite(RuntimeError):
@@ -53,7 +57,7 @@ class Options:
 class Outcome:
     """How a call of :meth:`Trainer.run` ended."""
 
-    stopped: str | None  #: None: complete; "SIGTERM" | "SIGINT" | "time limit"
+    stopped: str | None  #: one of REASONS; None: complete
     step: int
     rows: list[dict[str, Any]] = field(default_factory=list)
 
@@ -84,6 +88,8 @@ class Trainer:
             else None
         )
         devices = [world.device] if world.device.type == "cuda" else []
+        if devices:
+            torch.cuda.reset_peak_memory_stats(world.device)
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(recipe.seed)
             with world.device:
@@ -171,7 +177,8 @@ class Trainer:
         first = step * self.recipe.batch + (part * self.world.size + self.world.rank) * self.micro
         return np.arange(first, first + self.micro)
 
-    def _batches(self, first: int, last: int) -> Iterator[dict[str, Any]]:
+    def batches(self, first: int, last: int) -> Iterator[dict[str, Any]]:
+        """This rank's micro-batches of the updates from `first` to before `last`, on the CPU."""
         for step in range(first, last):
             total = self.train_data.num_targets(np.arange(self.recipe.batch) + step * self.recipe.batch)
             for part in range(self.num_micro):
@@ -209,76 +216,44 @@ class Trainer:
 
         `show(row)` is called for every log line on the main rank.
         """
-        journal = _Journal(self.out, self.step, self.world, self.options.tensorboard)
-        meter = _Meter(self)
-        pending: list[tuple[int, float, Tensor, Tensor]] = []
-        began = time.perf_counter()
-        stopped: str | None = None
-
-        def flush() -> None:
-            rows = self._read_back(pending)
-            pending.clear()
-            if rows:
-                rows[-1] |= meter.read(rows[-1]["step"])
-            for row in rows:
-                journal.write(row)
-            if rows and self.world.main:
-                show(rows[-1])
-
+        recipe, began, stopped = self.recipe, time.perf_counter(), None
         with (
+            closing(_Log(self, show)) as log,
             _signals() as signalled,
-            prefetched(self._batches(self.step, self.recipe.steps), self.world.device) as batches,
+            prefetched(self.batches(self.step, recipe.steps), self.world.device) as batches,
         ):
             if self.step == 0:
-                self._validate(journal, meter, show)
-            while self.step < self.recipe.steps and stopped is None:
-                lr = self.recipe.lr * self.recipe.factor(self.step)
-                loss, norm = self.update(batches)
-                pending.append((self.step, lr, loss, norm))
+                self._validate(log)
+            while self.step < recipe.steps and stopped is None:
+                lr = recipe.lr * recipe.factor(self.step)
+                log.add(self.step + 1, lr, *self.update(batches))
                 late = time.perf_counter() - began > self.options.time_limit
-                if self.world.any(signalled() is not None or late):
-                    stopped = signalled() or ("time limit" if late else "another rank")
-                if stopped or self.step % self.recipe.log_every == 0 or self.step == self.recipe.steps:
-                    flush()
-                if self.step % self.recipe.eval_every == 0 or self.step == self.recipe.steps:
-                    flush()
-                    self._validate(journal, meter, show)
-                due = self.step % self.recipe.save_every == 0 and self.step < self.recipe.steps
-                if stopped or due or (self.step == self.recipe.steps and self.options.final_checkpoint):
-                    flush()
-                    with meter.paused():
+                stopped = self._agree(signalled() or ("time limit" if late else None))
+                last = self.step == recipe.steps
+                if self.step % recipe.log_every == 0:
+                    log.send()
+                if last or self.step % recipe.eval_every == 0:
+                    self._validate(log)
+                if stopped or (self.options.final_checkpoint if last else self.step % recipe.save_every == 0):
+                    with log.paused():
                         self.save()
-        journal.close()
-        return Outcome(stopped, self.step, journal.rows)
+            log.read_all()
+        return Outcome(stopped, self.step, log.rows)
 
-    def _read_back(self, pending: list[tuple[int, float, Tensor, Tensor]]) -> list[dict[str, Any]]:
-        """Log rows of the updates since the last time; one transfer. A value that is no number ends the run."""
-        if not pending:
-            return []
-        losses = self.world.sum(torch.stack([loss.float() for _, _, loss, _ in pending]))
-        norms = torch.stack([norm.float() for *_, norm in pending])
-        table = torch.stack([losses, norms]).tolist()
-        rows = []
-        for (step, lr, _, _), loss, norm in zip(pending, *table, strict=True):
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                have = checkpoint.steps_of(self.out / "checkpoints")
-                kept = f"the last good checkpoint is of update {have[-1]}" if have else "there is no checkpoint yet"
-                raise NotFinite(f"update {step}: the loss is {loss}, the gradient's norm {norm}; {kept}")
-            tokens = step * self.recipe.tokens_per_step
-            rows.append({"step": step, "tokens": tokens, "loss": loss, "grad_norm": norm, "lr": lr})
-        return rows
+    def _agree(self, reason: str | None) -> str | None:
+        """The weightiest reason to stop that any rank has, the same on all."""
+        return REASONS[self.world.max(REASONS.index(reason))]
 
-    def _validate(self, journal: "_Journal", meter: "_Meter", show: Callable[[dict[str, Any]], None]) -> None:
+    def _validate(self, log: "_Log") -> None:
         if self.eval_data is None:
             return
-        with meter.paused():
+        with log.paused():
             loss = self.evaluate()
         if not math.isfinite(loss):
             raise NotFinite(f"update {self.step}: the held-out loss is {loss}")
-        row = {"step": self.step, "tokens": self.step * self.recipe.tokens_per_step, "held_out_loss": loss}
-        journal.write(row)
-        if self.world.main:
-            show(row)
+        log.write(
+            {"step": self.step, "tokens": self.step * self.recipe.tokens_per_step, "held_out_loss": loss}, say=True
+        )
 
     @torch.no_grad()
     def evaluate(self) -> float:
@@ -286,6 +261,7 @@ class Trainer:
         data = self.eval_data
         assert data is not None
         count = max(1, min(len(data), self.recipe.eval_tokens // self.recipe.length))
+        count = count // self.micro * self.micro or count  # whole micro-batches: one shape for compiled layers
         parts = [np.arange(i, min(i + self.micro, count)) for i in range(0, count, self.micro)]
         total = torch.zeros(2, dtype=torch.float64, device=self.world.device)
         self.model.eval()
@@ -419,27 +395,112 @@ def _adamw(named: dict[str, nn.Parameter], recipe: Recipe, device: torch.device)
     return optimizer
 
 
-class _Journal:
-    """log.jsonl: a line an update, a line a validation; what is past the step a run resumes from is dropped."""
+class _Moment:
+    """A point in the device's work; taking it waits for nothing."""
 
-    def __init__(self, out: Path, step: int, world: World, tensorboard: bool):
-        self.path, self.main = out / "log.jsonl", world.main
+    def __init__(self, device: torch.device):
+        self.event: Any = None
+        if device.type == "cuda":
+            self.event = torch.cuda.Event(enable_timing=True)
+            self.event.record(torch.cuda.current_stream(device))
+        self.time = time.perf_counter()
+
+    def wait(self) -> None:
+        """Until the device is there."""
+        if self.event is not None:
+            self.event.synchronize()
+
+    def seconds_since(self, earlier: "_Moment") -> float:
+        """Between two points that the device has passed."""
+        if self.event is not None:
+            return max(1e-9, earlier.event.elapsed_time(self.event) / 1e3)
+        return max(1e-9, self.time - earlier.time)
+
+
+class _Log:
+    """log.jsonl: a line an update, a line a validation; what is past the step a run resumes from is dropped.
+
+    Losses and norms travel to the host by themselves: :meth:`send` starts the copy of those since the last time, and they are
+    read when the next ones are sent, so the host never waits for the update it has just queued.
+    """
+
+    def __init__(self, trainer: Trainer, show: Callable[[dict[str, Any]], None]):
+        self.trainer, self.show = trainer, show
+        self.world, self.path = trainer.world, trainer.out / "log.jsonl"
+        device = self.world.device
+        self.peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+        self.pending: list[tuple[int, float, Tensor, Tensor]] = []
+        self.sent: list[tuple[list[tuple[int, float]], Tensor, _Moment]] = []
         self.rows: list[dict[str, Any]] = []
-        if not self.main:
+        self.since, self.step = _Moment(device), trainer.step
+        if not self.world.main:
             return
-        out.mkdir(parents=True, exist_ok=True)
-        if step:
-            self.rows = [row for row in read_log(self.path) if row["step"] <= step]
+        trainer.out.mkdir(parents=True, exist_ok=True)
+        if trainer.step:
+            self.rows = [row for row in read_log(self.path) if row["step"] <= trainer.step]
         write_text(self.path, "".join(json.dumps(row) + "\n" for row in self.rows))
         self.file = open(self.path, "a")  # noqa: SIM115 - closed by close()
         self.board: Any = None
-        if tensorboard:
+        if trainer.options.tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
-            self.board = SummaryWriter(str(out / "tensorboard"), purge_step=step)
+            self.board = SummaryWriter(str(trainer.out / "tensorboard"), purge_step=trainer.step)
 
-    def write(self, row: dict[str, Any]) -> None:
-        if not self.main:
+    def add(self, step: int, lr: float, loss: Tensor, norm: Tensor) -> None:
+        """Remember an update; nothing is read."""
+        self.pending.append((step, lr, loss, norm))
+
+    def send(self) -> None:
+        """Start the way of the pending values to the host, and log those that were sent before."""
+        if self.pending:
+            losses = self.world.sum(torch.stack([loss.float() for _, _, loss, _ in self.pending]))
+            norms = torch.stack([norm.float() for *_, norm in self.pending])
+            table = torch.stack([losses, norms]).to("cpu", non_blocking=True)
+            self.sent.append(([(step, lr) for step, lr, *_ in self.pending], table, _Moment(self.world.device)))
+            self.pending = []
+        while len(self.sent) > 1:
+            self._read(*self.sent.pop(0))
+
+    def read_all(self) -> None:
+        """Log everything up to now."""
+        self.send()
+        while self.sent:
+            self._read(*self.sent.pop(0))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What happens inside is not part of the throughput; before it, everything is read and found to be finite."""
+        self.read_all()
+        yield
+        self.since = _Moment(self.world.device)
+
+    def _read(self, updates: list[tuple[int, float]], table: Tensor, moment: _Moment) -> None:
+        moment.wait()
+        rows = []
+        for (step, lr), loss, norm in zip(updates, *table.tolist(), strict=True):
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                have = checkpoint.steps_of(self.trainer.out / "checkpoints")
+                kept = f"the last good checkpoint is of update {have[-1]}" if have else "there is no checkpoint yet"
+                raise NotFinite(f"update {step}: the loss is {loss}, the gradient's norm {norm}; {kept}")
+            tokens = step * self.trainer.recipe.tokens_per_step
+            rows.append({"step": step, "tokens": tokens, "loss": loss, "grad_norm": norm, "lr": lr})
+        rows[-1] |= self._speed(rows[-1]["step"], moment)
+        for row in rows:
+            self.write(row, say=row is rows[-1])
+
+    def _speed(self, step: int, moment: _Moment) -> dict[str, Any]:
+        """Tokens a second, MFU and memory since the last reading."""
+        trainer, device = self.trainer, self.world.device
+        speed = (step - self.step) * trainer.recipe.tokens_per_step / moment.seconds_since(self.since)
+        self.step, self.since = step, moment
+        flops = trainer.flops_per_token
+        mfu = None if self.peak is None or flops is None else speed * flops / (self.peak * self.world.size)
+        memory = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
+        return {"tokens_per_second": speed, "mfu": mfu, "memory_gib": memory}
+
+    def write(self, row: dict[str, Any], say: bool = False) -> None:
+        """One line, on the main rank."""
+        if not self.world.main:
             return
         self.rows.append(row)
         self.file.write(json.dumps(row) + "\n")
@@ -448,9 +509,12 @@ class _Journal:
             for name, value in row.items():
                 if name not in ("step", "tokens") and value is not None:
                     self.board.add_scalar(name, value, row["step"])
+        if say:
+            self.show(row)
 
     def close(self) -> None:
-        if self.main:
+        """Close the file."""
+        if self.world.main:
             self.file.close()
             if self.board is not None:
                 self.board.close()
@@ -465,35 +529,6 @@ def read_log(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             print(f"{path}: dropping a damaged line", file=sys.stderr)
     return rows
-
-
-class _Meter:
-    """Tokens a second, MFU and memory between log lines, without validation and checkpoints."""
-
-    def __init__(self, trainer: Trainer):
-        device = trainer.world.device
-        self.trainer, self.step, self.since, self.pause = trainer, trainer.step, time.perf_counter(), 0.0
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-        self.peak = peak_flops(name)
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        self.pause += time.perf_counter() - began
-
-    def read(self, step: int) -> dict[str, Any]:
-        """Since the last reading; called right after losses were read back, so the device is idle."""
-        now = time.perf_counter()
-        seconds = max(1e-9, now - self.since - self.pause)
-        trainer = self.trainer
-        speed = (step - self.step) * trainer.recipe.tokens_per_step / seconds
-        self.step, self.since, self.pause = step, now, 0.0
-        flops = trainer.flops_per_token
-        mfu = None if self.peak is None or flops is None else speed * flops / (self.peak * trainer.world.size)
-        cuda = trainer.world.device.type == "cuda"
-        memory = torch.cuda.max_memory_allocated(trainer.world.device) / 2**30 if cuda else None
-        return {"tokens_per_second": speed, "mfu": mfu, "memory_gib": memory}
 
 
 def _flops(model: nn.Module, length: int) -> float | None:
