@@ -6,9 +6,11 @@ is decided by its eigenvalues in float64, on a sample of tokens; gates and learn
 """
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ __all__ = ["LayerUse", "gate_use", "inspect_figure", "rotates"]
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 SHARES = ("negative_gates", "beta_above_1", "complex")
 _TITLES = {"negative_gates": "α < 0", "beta_above_1": "β > 1", "complex": "transitions with complex eigenvalues"}
-_AT_ONCE = 4096  # matrices whose eigenvalues are computed together
+_AT_ONCE = 64  # matrices whose eigenvalues one thread computes in one go
 
 
 def rotates(A: Tensor, tolerance: float = 1e-7) -> Tensor:
@@ -41,8 +43,16 @@ def rotates(A: Tensor, tolerance: float = 1e-7) -> Tensor:
         >>> [bool(rotates(transition.dense(torch.tensor([a, 1.0]), k, beta))) for a, beta in ((-1, 2), (-1, 1), (0.9, 2))]
         [True, False, False]
     """
-    values = torch.linalg.eigvals(A.double())
+    values = _eigenvalues(A.double())
     return (values.imag.abs() > tolerance * values.abs().amax(-1, keepdim=True)).any(-1)
+
+
+def _eigenvalues(A: Tensor) -> Tensor:
+    """[..., K] of A [..., K, K], on the CPU and over its cores: LAPACK takes one matrix at a time, and a GPU is slower at it."""
+    parts = A.flatten(0, -3).cpu().split(_AT_ONCE) if A.dim() > 2 else (A.cpu(),)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        values = list(pool.map(torch.linalg.eigvals, parts))
+    return torch.cat(values).unflatten(0, A.shape[:-2]) if A.dim() > 2 else values[0]
 
 
 class LayerUse:
@@ -76,8 +86,7 @@ class LayerUse:
         self.beta.append(beta[:, few].flatten().float().cpu())
 
     def _rotating(self, A: Tensor) -> None:
-        for part in A.flatten(0, -3).split(_AT_ONCE):
-            self.rotating.append(rotates(part).double().cpu())
+        self.rotating.append(rotates(A).flatten().double())
 
     def result(self) -> dict[str, Any]:
         """Shares, quantiles, and how many transitions were decomposed."""
@@ -112,7 +121,7 @@ def _sampled(mixer: ComplexKDA, alpha: Tensor, k: Tensor, beta: Tensor, tokens: 
 
 @torch.no_grad()
 def gate_use(
-    model: Any, batches: list[Tensor], sample: int = 64, seed: int = 0, tell: Callable[[int], None] = lambda done: None
+    model: Any, batches: list[Tensor], sample: int = 32, seed: int = 0, tell: Callable[[int], None] = lambda done: None
 ) -> list[dict[str, Any]]:
     """What each recurrent layer of a causal LM does on token ids [B, T]; one entry a layer, attention left out.
 
@@ -165,7 +174,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--length", type=int, default=4096, help="tokens a sequence (default: %(default)s)")
     parser.add_argument("--sequences", type=int, default=4, help="how many (default: %(default)s)")
     parser.add_argument(
-        "--sample", type=int, default=64, help="tokens a sequence whose eigenvalues are taken (default: %(default)s)"
+        "--sample", type=int, default=32, help="tokens a sequence whose eigenvalues are taken (default: %(default)s)"
     )
     parser.add_argument("--mixer", help="for weights in flash-linear-attention's layout, as ckda")
     add_common_arguments(parser, "runs/inspect-lm")
@@ -201,6 +210,10 @@ def _run(args: argparse.Namespace) -> int:
             batches = [row.unsqueeze(0).to(device) for row in ids]
         show = _progress(number, len(places), len(batches), args.json)
         layers = gate_use(model, batches, args.sample, args.seed, show)
+        if checkpoints and [layer["layer"] for layer in checkpoints[0]["layers"]] != [
+            layer["layer"] for layer in layers
+        ]:
+            raise ValueError(f"{place} has other layers than {places[0]}; models to compare over time must be alike")
         checkpoints.append(
             {
                 "path": "a tiny model" if place is None else str(place),

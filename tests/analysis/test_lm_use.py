@@ -132,13 +132,16 @@ def test_the_command_on_model_folders(tmp_path: Path, text, capsys):
 
 def test_the_command_refuses_by_name(tmp_path: Path, text):
     model = tmp_path / "model"
+    other = tmp_path / "other"
     make().save_pretrained(model)
+    make(num_hidden_layers=1).save_pretrained(other)
     for arguments, names in (
         ([], "there is no PATH"),
         ([str(tmp_path / "absent"), "--text", str(text[0])], "does not exist"),
         ([str(model)], "exactly one of --tokens and --text"),
         ([str(model), "--text", str(tmp_path / "no.txt"), "--tokenizer", str(text[1])], "no.txt"),
         ([str(model), "--text", str(text[0]), "--sample", "0"], "--sample is 0"),
+        ([str(model), str(other), "--text", str(text[0]), "--tokenizer", str(text[1])], "has other layers"),
     ):
         with pytest.raises(SystemExit, match=names):
             main(["inspect", "lm", *arguments, "--out", str(tmp_path / "out"), "--device", "cpu"])
@@ -148,3 +151,28 @@ def test_smoke(tmp_path: Path):
     assert main(["inspect", "lm", "--smoke", "--json", "--device", "cpu", "--out", str(tmp_path)]) == 0
     result = json.loads((tmp_path / "inspect-lm.json").read_text())
     assert len(inspect_figure(result).axes) == 5
+
+
+def test_the_command_on_a_run_with_prepared_tokens(tmp_path: Path):
+    """All checkpoints of a training run, in the order of their steps, on the held-out tokens."""
+    from ckda.lm import checkpoint
+    from ckda.lm.parallel import World
+    from ckda.lm.prepare import Preparation, prepare
+
+    lines = [f"line {i} of a tale that ends where it began, {'and again ' * (i % 7)}\n" for i in range(200)]
+    (tmp_path / "tale.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    prepare(
+        [str(tmp_path / "tale.jsonl")], tmp_path / "tokens", Preparation(tokenizer="train:300", held_out=0.2, workers=1)
+    )
+    alone, run = World(0, 1, torch.device("cpu")), tmp_path / "run"
+    for step, gate_init in ((5, "standard"), (40, "spread")):
+        model = make(vocab_size=512, gate_init=gate_init)
+        tensors = {f"model/{name}": p.detach() for name, p in model.named_parameters()}
+        checkpoint.save(run / "checkpoints", step, tensors, {"config": model.config.to_dict()}, alone, keep=0)
+    options = ["--tokens", str(tmp_path / "tokens"), "--length", "64", "--sequences", "2", "--sample", "4"]
+    assert main(["inspect", "lm", str(run), *options, "--device", "cpu", "--json", "--out", str(tmp_path / "out")]) == 0
+    result = json.loads((tmp_path / "out" / "inspect-lm.json").read_text())
+    assert [c["step"] for c in result["checkpoints"]] == [5, 40]
+    standard, spread = (c["mean"]["negative_gates"] for c in result["checkpoints"])
+    assert standard < 0.1 < 0.3 < spread
+    assert (result["sequences"], result["length"]) == (2, 64)
