@@ -198,7 +198,7 @@ def _run(args: argparse.Namespace) -> int:
         if getattr(args, name) < 1:
             raise ValueError(f"--{name} is {getattr(args, name)}; it must be at least 1")
     out = make_folder(args.out)
-    checkpoints = []
+    checkpoints: list[dict[str, Any]] = []
     found = [place for path in args.paths for place in _expand(Path(path))]
     places: list[Path | None] = [*found] or [None]
     batches: list[Tensor] = []
