@@ -411,3 +411,35 @@ def test_half_precision_on_a_gpu(name, how):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
     torch.testing.assert_close(packed.loss.float(), exact, rtol=0.02, atol=0.02)
     torch.testing.assert_close(sum(parts).float(), packed.loss.float(), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["ckda", "hybrid", "pattern"])
+def test_generation_on_a_gpu(name):
+    """float32, the backend that "auto" takes there: cached generation against the full pass, left padding included."""
+    model, ids = make(name).cuda(), words(2, 9).cuda()
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    out = model.generate(ids, attention_mask=mask, max_new_tokens=60, do_sample=False)
+    for row, start in ((0, 3), (1, 0)):
+        full = logits(model, out[row : row + 1, start:])
+        assert torch.equal(full[0, 8 - start : -1].argmax(-1), out[row, 9:])
+
+
+@pytest.mark.gpu
+def test_compiled_blocks_on_a_gpu():
+    """Inductor, autocast and packed sequences: the eager loss and gradients, within bfloat16."""
+    options = {"hidden_size": 64, "num_heads": 2, "head_dim": 32, "hybrid_every": 2, "num_hidden_layers": 2}
+    model, ids = make("hybrid", initializer_range=0.1, **options).cuda().train(), words(1, 200).cuda()
+    cu = torch.tensor([0, 70, 200], device="cuda", dtype=torch.int32)
+
+    def gradients() -> list[Tensor]:
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = model(ids, labels=ids, cu_seqlens=cu).loss
+        return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
+
+    eager = gradients()
+    for block in model.model.layers:
+        block.compile(fullgraph=True)
+    for a, b in zip(gradients(), eager, strict=True):
+        assert (a - b).norm() <= 0.05 * b.norm() + 1e-5
