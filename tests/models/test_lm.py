@@ -327,6 +327,15 @@ def test_the_vocabulary_grows():
         assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
 
 
+def test_positions():
+    """Rotary positions count from 0 where none are given, and only differences matter."""
+    model, ids = make("attention"), words(2, 11)
+    plain, position = logits(model, ids), torch.arange(11).expand(2, -1)
+    assert torch.equal(logits(model, ids, position_ids=position), plain)
+    close(logits(model, ids, position_ids=position + 5), plain)
+    assert (logits(model, ids, position_ids=position * 2) - plain).abs().max() > 0.1
+
+
 def test_hidden_states():
     model, ids = make(), words(1, 7)
     out = model(ids, output_hidden_states=True)
@@ -341,6 +350,7 @@ def test_patterns():
     assert [i for i, mixer in enumerate(config.mixers()) if mixer == "gated-attention"] == [3, 7]
     config = ComplexKDAConfig(num_hidden_layers=4, hybrid="sliding-attention", hybrid_every=2)
     assert config.mixers() == ["ckda", "sliding-attention"] * 2
+    assert ComplexKDAConfig(rope_theta=500_000).rope_theta == 500_000
 
 
 @pytest.mark.parametrize(
