@@ -107,13 +107,11 @@ class ComplexKDAPreTrainedModel(PreTrainedModel):
                 nn.init.uniform_(module.weight, -(module.size**-0.5), module.size**-0.5)
             else:
                 nn.init.normal_(module.weight, std=self.config.conv_init)
-        elif isinstance(module, ComplexKDA) and not _is_loaded(module):
+        elif isinstance(module, ComplexKDA):
+            loaded = {n: p.clone() for n, p in module.named_parameters() if getattr(p, "_is_hf_initialized", False)}
             module.init_gates()
-
-
-def _is_loaded(module: nn.Module) -> bool:
-    """Whether a checkpoint has filled any of the module's parameters: then its gates are not drawn anew."""
-    return any(getattr(p, "_is_hf_initialized", False) for p in module.parameters())
+            for name, value in loaded.items():
+                module.get_parameter(name).copy_(value)
 
 
 class ComplexKDAModel(ComplexKDAPreTrainedModel):
