@@ -112,7 +112,7 @@ def test_a_prompt_in_pieces_is_the_prompt(name):
     model, ids = make(name), words(2, 40)
     cache = ModelCache(model.config)
     with torch.no_grad():
-        parts = [model(part, past_key_values=cache).logits for part in ids.split([17, 1, 20, 2], 1)]
+        parts = [model(part, past_key_values=cache, use_cache=False).logits for part in ids.split([17, 1, 20, 2], 1)]
     close(torch.cat(parts, 1), logits(model, ids))
     assert cache.get_seq_length() == 40
     assert cache.batch_size in (2, -1)
@@ -388,6 +388,10 @@ def test_wrong_calls_are_refused():
         model(ids[:1], cu_seqlens=torch.tensor([0, 6]), use_cache=True)
     with pytest.raises(ValueError, match="past_key_values is a DynamicCache"):
         model(ids, past_key_values=DynamicCache())
+    trained = make("hybrid").train()
+    trained.gradient_checkpointing_enable()
+    with pytest.raises(ValueError, match="given with gradient checkpointing"):
+        trained(ids, past_key_values=ModelCache(trained.config))
     with pytest.raises(ValueError, match="shape of attention_mask"):
         model(ids, attention_mask=torch.ones(2, 5))
     right = torch.tensor([[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]])
