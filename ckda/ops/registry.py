@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ckda.ops import chunked, fla, reference
+from ckda.ops import chunked, fla, reference, triton
 from ckda.ops.call import Call, Gradients
 
 __all__ = ["BACKENDS", "Backend", "Choice", "choose"]
@@ -43,6 +43,7 @@ BACKENDS: dict[str, Backend] = {
     for backend in (
         Backend("reference", _serves_all, reference.forward),
         Backend("chunked", _serves_all, chunked.forward, chunked.backward, chunked.saved_like),
+        Backend("triton", triton.refuses, triton.forward, triton.backward, triton.saved_like),
         Backend("fla", fla.refuses, fla.forward),
     )
 }
