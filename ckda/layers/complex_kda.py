@@ -147,6 +147,8 @@ class ComplexKDA(nn.Module):
 
         Call it again after re-initialising the projections: the spreads scale what is there.
         """
+        if self.o_proj.weight.is_meta:  # shapes without values
+            return
         spread = self.gate_init == "spread"
         self.A_log.copy_(init_A_log(self.gate, self.num_v_heads))
         self.dt_bias.copy_(init_dt_bias(self.gate, self.A_log, self.head_dim, spread=spread))

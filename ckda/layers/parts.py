@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from ckda.layers.gated_norm import gated_norm
 
-__all__ = ["HeadNorm", "ShortConvolution"]
+__all__ = ["HeadNorm", "ShortConvolution", "autocast_dtype", "position_in_sequence"]
 
 
 class ShortConvolution(nn.Module):
@@ -28,23 +28,30 @@ class ShortConvolution(nn.Module):
     def forward(self, x: Tensor, past: Tensor | None = None, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """x [B, T, D] after `past` [B, size - 1, D] (zeros if None); returns y [B, T, D] and the new past.
 
-        With cu_seqlens nothing crosses from one packed sequence into the next.
+        With cu_seqlens nothing crosses from one packed sequence into the next. The output keeps x's dtype: under autocast
+        that is the projections', and the operator behind is spared wider inputs than it needs.
         """
         B, T, D = x.shape
+        weight = self.weight.to(x.dtype)
         if past is None:
             past = x.new_zeros(B, self.size - 1, D)
         history = torch.cat([past, x], 1)
-        y = x * self.weight[:, 0]
+        y = x * weight[:, 0]
         for s in range(1, self.size):
             shifted = history[:, self.size - 1 - s : self.size - 1 - s + T]
             if cu_seqlens is not None:
-                shifted = shifted * (_position(cu_seqlens, T) >= s).unsqueeze(-1)
-            y = y + shifted * self.weight[:, s]
+                shifted = shifted * (position_in_sequence(cu_seqlens, T) >= s).unsqueeze(-1)
+            y = y + shifted * weight[:, s]
         return y, history[:, T:]
 
 
-def _position(cu_seqlens: Tensor, T: int) -> Tensor:
-    """[T] the index of each token inside its own packed sequence."""
+def position_in_sequence(cu_seqlens: Tensor, T: int) -> Tensor:
+    """[T] the index of each token inside its own packed sequence.
+
+    Example:
+        >>> position_in_sequence(torch.tensor([0, 3, 3, 5]), 5).tolist()
+        [0, 1, 2, 0, 1]
+    """
     token = torch.arange(T, device=cu_seqlens.device)
     owner = torch.searchsorted(cu_seqlens[1:].contiguous(), token, right=True)
     return token - cu_seqlens[owner]
@@ -72,3 +79,16 @@ class HeadNorm(nn.Module):
         if gate is not None:
             wide = wide * torch.sigmoid(gate.to(wide.dtype))
         return wide.to(o.dtype)
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The dtype of autocast where it is on for this device, or None.
+
+    Example:
+        >>> with torch.autocast("cpu", torch.bfloat16):
+        ...     autocast_dtype(torch.device("cpu")), autocast_dtype(torch.device("meta"))
+        (torch.bfloat16, None)
+    """
+    kind = device.type
+    on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if on else None

@@ -98,7 +98,8 @@ def _setup_context(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
 
 def _autograd(ctx: Any, grads: list[Tensor | None]) -> tuple:
     num = len(_TENSORS)
-    tensors, saved = ctx.saved_tensors[:num], list(ctx.saved_tensors[num:])
+    kept = ctx.saved_tensors  # read once: gradient checkpointing allows no second time
+    tensors, saved = kept[:num], list(kept[num:])
     call, _ = _split_arguments((*tensors, *ctx.options))
     do, dstate = grads[0], grads[1]
     if do is None:

@@ -1,0 +1,123 @@
+"""Models by name or from disk, and their tokenizers."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ckda.lm import checkpoint
+from ckda.lm.parallel import World
+from ckda.lm.prepare import load_tokenizer
+from ckda.models import ComplexKDAConfig, ComplexKDAForCausalLM, ladder
+from ckda.record import read_json, write_bytes
+
+__all__ = ["TINY", "config_of", "export", "load_model", "text_tokenizer"]
+
+#: a size for smoke runs, beside those of the ladder: it trains in seconds on a CPU
+TINY: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_heads": 2,
+    "head_dim": 16,
+}
+
+
+def config_of(name: str, **changes: Any) -> ComplexKDAConfig:
+    """A configuration by name: "SIZE:ARM" of the ladder ("tiny" is one more size), or a JSON file (or its folder).
+
+    Example:
+        >>> config_of("47M:ckda").hidden_size, config_of("tiny:kda").mixers()
+        (384, ['kda', 'kda', 'kda', 'kda'])
+    """
+    path = Path(name)
+    if (path / "config.json").is_file():
+        path = path / "config.json"
+    if path.suffix == ".json":
+        if not path.is_file():
+            raise ValueError(f"the model {name} is not there")
+        values = {k: v for k, v in read_json(path).items() if k != "transformers_version"}
+        return ComplexKDAConfig(**values | changes)
+    size, colon, arm = name.partition(":")
+    if not colon:
+        raise ValueError(f"the model is {name!r}; it may be SIZE:ARM as 47M:ckda or tiny:kda, or a JSON configuration")
+    if size == "tiny" and arm in ladder.ARMS:
+        return ComplexKDAConfig(**TINY | ladder.ARMS[arm] | changes)
+    return ladder.build(size, arm, **changes)
+
+
+def export(folder: Path, config: ComplexKDAConfig, weights: dict[str, Any], tokenizer: Path) -> Path:
+    """Write a model folder as transformers reads it, with its tokenizer; the folder gets its name when it is whole."""
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    if config.tie_word_embeddings:
+        weights = {name: value for name, value in weights.items() if name != "lm_head.weight"}
+    with torch.device("meta"):
+        shell = ComplexKDAForCausalLM(config)
+    with _no_bars():
+        shell.save_pretrained(temporary, state_dict=weights)
+    if tokenizer.is_file():
+        write_bytes(temporary / "tokenizer.json", tokenizer.read_bytes())
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(temporary, folder)
+    return folder
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """Without transformers' progress bars of files that take no time."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    """A causal LM from a model folder, a training run (its model, or its newest checkpoint), or one checkpoint.
+
+    `changes` are of the configuration, as `backend`.
+    """
+    path = Path(path)
+    place = next((p for p in (path, path / "model") if (p / "config.json").is_file()), None)
+    if place is not None:
+        from transformers import AutoModelForCausalLM
+
+        with _no_bars():
+            whole: Any = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **changes)
+        return whole.to(device).eval()
+    alone = World(0, 1, torch.device("cpu"))
+    found: Path | None = path
+    if (path / "checkpoints").is_dir():
+        found = checkpoint.newest(path / "checkpoints", alone)
+    if found is None or not (found / "checkpoint.json").is_file():
+        raise ValueError(f"{path} is neither a model folder, nor a training run, nor a checkpoint")
+    manifest = checkpoint.read_manifest(found)
+    model = ComplexKDAForCausalLM(ComplexKDAConfig(**manifest["config"] | changes))
+    tensors = {f"model/{name}": p.detach() for name, p in model.named_parameters()}
+    checkpoint.load(found, tensors, alone, verify=False)
+    for name, p in model.named_parameters():
+        if not name.endswith(("A_log", "dt_bias")):  # these stay in float32, as in a model folder
+            p.data = p.data.to(dtype)
+    moved: Any = model
+    return moved.to(device).eval()
+
+
+def text_tokenizer(path: str | Path, given: str | None = None) -> Any:
+    """The tokenizer beside a model (in its folder, its run or its checkpoint's run), or the one given."""
+    if given is not None:
+        return load_tokenizer(given)
+    path = Path(path)
+    for place in (path, path / "model", path.parent.parent):
+        if (place / "tokenizer.json").is_file():
+            return load_tokenizer(str(place / "tokenizer.json"))
+    raise ValueError(f"there is no tokenizer.json at {path}: name one with --tokenizer")

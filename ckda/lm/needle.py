@@ -1,0 +1,279 @@
+"""``ckda needle``: RULER's needles in a haystack (S-NIAH-1, 2, 3 and MK-NIAH-1) from 1K to 8K tokens.
+
+A sentence "One of the special magic numbers for KEY is: VALUE." is hidden in a text of given length, and the model, decoding
+greedily, must name the value. S-NIAH-1 hides a number in a repeated sentence, S-NIAH-2 a number in running text, S-NIAH-3 a
+UUID in running text, and MK-NIAH-1 hides four needles and asks for one. With lm-eval, nltk and wonderwords installed the
+prompts are lm-eval's own; elsewhere this module writes prompts of the same form, with running text from a file of yours.
+"""
+
+import argparse
+import json
+import random
+import re
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ckda.cli import add_common_arguments, make_folder, pick_device
+from ckda.record import environment, write_json
+
+__all__ = ["KINDS", "Sample", "answer", "make_samples"]
+
+GRASS = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+_ADJECTIVES = ("quiet", "bright", "hollow", "ancient", "gentle", "brisk", "crimson", "distant", "eager", "golden")
+_NOUNS = ("harbor", "lantern", "meadow", "pebble", "quarry", "ribbon", "saddle", "thimble", "valley", "willow")
+
+
+class Kind(NamedTuple):
+    """One task of RULER: what the haystack is, what is hidden, how many."""
+
+    text: bool  #: running text, else the repeated sentence
+    value: str  #: "numbers" | "uuids"
+    needles: int
+    harness: str  #: lm-eval's name
+
+
+KINDS = {
+    "S-NIAH-1": Kind(False, "numbers", 1, "niah_single_1"),
+    "S-NIAH-2": Kind(True, "numbers", 1, "niah_single_2"),
+    "S-NIAH-3": Kind(True, "uuids", 1, "niah_single_3"),
+    "MK-NIAH-1": Kind(True, "numbers", 4, "niah_multikey_1"),
+}
+
+
+class Sample(NamedTuple):
+    """A prompt, with the start of the answer, and the value that must come."""
+
+    prompt: str
+    value: str
+    depth: float  #: of the needle, 0 at the start
+
+
+def _value(kind: str, draw: random.Random) -> str:
+    if kind == "numbers":
+        return str(draw.randint(10**6, 10**7 - 1))
+    return str(uuid.UUID(int=draw.getrandbits(128), version=4))
+
+
+def _prompt(kind: Kind, units: list[str], draw: random.Random) -> Sample:
+    """Hide the needles between the units and ask for one."""
+    keys: list[str] = []
+    while len(keys) < kind.needles:
+        key = f"{draw.choice(_ADJECTIVES)}-{draw.choice(_NOUNS)}"
+        if key not in keys:
+            keys.append(key)
+    values = [_value(kind.value, draw) for _ in keys]
+    places = sorted(draw.sample(range(len(units) + 1), min(kind.needles, len(units) + 1)))
+    order = list(range(kind.needles))
+    draw.shuffle(order)
+    asked = draw.randrange(kind.needles)
+    pieces, depth, last = [], 0.0, 0
+    for place, needle in zip(places, order, strict=True):
+        pieces += units[last:place]
+        pieces.append(f"One of the special magic {kind.value} for {keys[needle]} is: {values[needle]}.")
+        depth = place / max(1, len(units)) if needle == asked else depth
+        last = place
+    pieces += units[last:]
+    context = (" " if kind.text else "\n").join(pieces)
+    one = kind.value[:-1]
+    prompt = (
+        f"A special magic {one} is hidden within the following text. Make sure to memorize it. I will quiz you about the "
+        f"{one} afterwards.\n{context}\nWhat is the special magic {one} for {keys[asked]} mentioned in the provided text? "
+        f"The special magic {one} for {keys[asked]} mentioned in the provided text is"
+    )
+    return Sample(prompt, values[asked], depth)
+
+
+def make_samples(
+    name: str, length: int, count: int, tokenizer: Any, text: str | None = None, seed: int = 0, room: int = 128
+) -> list[Sample]:
+    """`count` prompts of at most length - room tokens, each as long as whole haystack units allow.
+
+    Example:
+        >>> from ckda.lm.prepare import train_tokenizer
+        >>> tokenizer = train_tokenizer(iter([GRASS]), 300)
+        >>> sample = make_samples("S-NIAH-1", 1024, 1, tokenizer, room=32)[0]
+        >>> sample.value in sample.prompt, len(tokenizer.encode(sample.prompt).ids) <= 1024 - 32
+        (True, True)
+    """
+    kind = KINDS[name]
+    if kind.text and not text:
+        raise ValueError(f"{name} hides its needle in running text: name a file with --text")
+    sentences = re.split(r"(?<=[.!?])\s+", re.sub(r"\s+", " ", text or "")) if kind.text else []
+
+    def units(number: int, offset: int) -> list[str]:
+        if not kind.text:
+            return [GRASS] * number
+        return [sentences[(offset + i) % len(sentences)] for i in range(number)]
+
+    def fits(sample: Sample) -> bool:
+        return len(tokenizer.encode(sample.prompt, add_special_tokens=False).ids) <= length - room
+
+    def build(number: int, index: int) -> Sample:
+        draw = random.Random(f"{seed}/{name}/{length}/{index}")
+        offset = draw.randrange(len(sentences)) if kind.text else 0
+        return _prompt(kind, units(number, offset), draw)
+
+    samples = []
+    for index in range(count):
+        low, high = kind.needles, length
+        if not fits(build(low, index)):
+            raise ValueError(f"{name} does not fit into {length} tokens with {room} for the answer")
+        while low + 1 < high:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(build(middle, index)) else (low, middle)
+        samples.append(build(low, index))
+    return samples
+
+
+def harness_samples(name: str, length: int, count: int, tokenizer: Any, text: str | None) -> list[Sample]:
+    """The same from lm-eval's own builder (its essays need a network; a text given takes their place)."""
+    from lm_eval.tasks.ruler import niah_utils, prepare_niah
+
+    kind = KINDS[name]
+
+    class Counter:
+        """What the builder asks of a tokenizer."""
+
+        def __call__(self, words: str) -> Any:
+            class Ids:
+                input_ids = tokenizer.encode(words, add_special_tokens=False).ids
+
+            return Ids
+
+    if kind.text:
+        haystack = re.sub(r"\s+", " ", text).split(" ") if text else prepare_niah.get_haystack("essay")
+    else:
+        haystack = prepare_niah.get_haystack("repeat")
+    rows = prepare_niah.generate_samples(
+        haystack,
+        Counter(),
+        max_seq_length=length,
+        type_haystack="essay" if kind.text else "repeat",
+        type_needle_k="words",
+        type_needle_v=kind.value,
+        template=niah_utils.TEMPLATE,
+        num_samples=count,
+        num_needle_k=kind.needles,
+    )
+    found = []
+    for row in rows:
+        prompt, value = f"{row['input']} {row['gen_prefix']}", row["outputs"][0]
+        found.append(Sample(prompt, value, prompt.find(value) / len(prompt)))
+    return found
+
+
+@torch.no_grad()
+def answer(model: Any, tokenizer: Any, samples: list[Sample], max_new: int = 128, batch: int = 8) -> list[bool]:
+    """Whether greedy decoding names each sample's value within `max_new` tokens (RULER's string match)."""
+    device = model.get_output_embeddings().weight.device
+    right: list[bool] = []
+    for first in range(0, len(samples), batch):
+        part = samples[first : first + batch]
+        ids = [tokenizer.encode(sample.prompt, add_special_tokens=False).ids for sample in part]
+        width = max(map(len, ids))
+        tokens = torch.zeros(len(ids), width, dtype=torch.long)
+        mask = torch.zeros(len(ids), width, dtype=torch.long)
+        for b, row in enumerate(ids):
+            tokens[b, width - len(row) :] = torch.tensor(row)
+            mask[b, width - len(row) :] = 1
+        out = model.generate(
+            input_ids=tokens.to(device),
+            attention_mask=mask.to(device),
+            max_new_tokens=max_new,
+            do_sample=False,
+            pad_token_id=0,
+        )
+        for sample, row in zip(part, out[:, width:].tolist(), strict=True):
+            right.append(sample.value in tokenizer.decode(row))
+    return right
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``ckda needle``."""
+    add_common_arguments(parser, "runs/needle")
+    parser.add_argument("model", nargs="?", help="a model folder, a training run or a checkpoint")
+    parser.add_argument("--tokenizer", help="a tokenizer file, where none is beside the model")
+    parser.add_argument("--tasks", default=",".join(KINDS), help="with commas (default: %(default)s)")
+    parser.add_argument("--lengths", default="1024,2048,4096,8192", help="in tokens (default: %(default)s)")
+    parser.add_argument("--samples", type=int, default=500, help="prompts a cell (default: %(default)s)")
+    parser.add_argument("--max-new", type=int, default=128, help="tokens the model may answer with")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--text", help="file of running text for the haystack (not for S-NIAH-1)")
+    parser.add_argument("--builder", choices=["own", "lm-eval"], default="own", help="who writes the prompts")
+    parser.add_argument("--dtype", choices=["bf16", "fp32"], default="fp32")
+    parser.add_argument("--backend", default="auto", help="of the operator")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask, score, draw."""
+    from ckda.lm.cli import picked, tiny_run
+    from ckda.lm.models import load_model, text_tokenizer
+    from ckda.report.lm import needle_figure
+
+    device, out = pick_device(args.device), make_folder(args.out)
+    if args.smoke:
+        args.model, args.lengths, args.samples, args.max_new = str(tiny_run(out, args.seed)), "1024", 2, 8
+    if args.model is None:
+        raise SystemExit("ckda needle: name a model folder, a training run or a checkpoint")
+    names = picked(args.tasks, tuple(KINDS), "--tasks")
+    lengths = [int(word) for word in args.lengths.split(",")]
+    try:
+        text = Path(args.text).read_text(errors="replace") if args.text else GRASS if args.smoke else None
+        model = load_model(
+            args.model, device, torch.bfloat16 if args.dtype == "bf16" else torch.float32, backend=args.backend
+        )
+        tokenizer = text_tokenizer(args.model, args.tokenizer)
+        cells = _cells(args, model, tokenizer, names, lengths, text)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"ckda needle: {error}") from error
+    result = {
+        "what": "ckda needle",
+        "model": Path(args.model).name,
+        "builder": args.builder,
+        "samples": args.samples,
+        "seed": args.seed,
+        "trained_length": getattr(model.config, "max_position_embeddings", None),
+        "accuracy": cells,
+        "environment": environment(device),
+    }
+    write_json(out / "needle.json", result)
+    needle_figure(result).savefig(out / "needle.png", dpi=160)
+    if args.json:
+        print(json.dumps(result))
+    else:
+        print(f"{'task':<11}" + "".join(f"{n:>8}" for n in lengths))
+        for name in names:
+            print(f"{name:<11}" + "".join(f"{100 * cells[name][str(n)]:>7.1f}%" for n in lengths))
+        print(f"The table and the heat map: {out}")
+    return 0
+
+
+def _cells(
+    args: argparse.Namespace, model: Any, tokenizer: Any, names: list[str], lengths: list[int], text: str | None
+) -> dict[str, dict[str, float]]:
+    cells: dict[str, dict[str, float]] = {name: {} for name in names}
+    began, done, total = time.perf_counter(), 0, len(names) * sum(lengths)
+    say: Callable[[str], None] = (lambda line: None) if args.json else (lambda line: print(line, file=sys.stderr))
+    for name in names:
+        for length in lengths:
+            if args.builder == "lm-eval":
+                samples = harness_samples(name, length, args.samples, tokenizer, text)
+            else:
+                samples = make_samples(name, length, args.samples, tokenizer, text, args.seed, args.max_new)
+            right = answer(model, tokenizer, samples, args.max_new, args.batch)
+            cells[name][str(length)] = sum(right) / len(right)
+            done += length
+            spent = time.perf_counter() - began
+            say(
+                f"{name} {length}: {100 * cells[name][str(length)]:.1f}%   about {spent / done * (total - done):.0f} s left"
+            )
+    return cells

@@ -1,0 +1,501 @@
+"""Text to token shards: text files, JSON Lines, parquet or a Hugging Face dataset, in parallel, resumable.
+
+The main process reads records and hands pieces of about a megabyte to workers, which parse and tokenise them; results come
+back in order, so the tokens depend on the sources alone and not on the number of workers or on interruptions. A document
+goes to the held-out split by a hash of its text: copies of one text are never on both sides.
+"""
+
+import bz2
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import islice
+from multiprocessing import get_context
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from ckda.lm.data import FORMAT, TokenStore, file_sum
+from ckda.record import read_json, write_bytes, write_json, write_text
+
+__all__ = ["BrokenRecord", "Preparation", "load_tokenizer", "prepare", "train_tokenizer"]
+
+_OPEN: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+_TEXT = (".txt", ".md", ".rst", ".tex", ".html", ".py")
+_END_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>")
+_SHOWN = 10  # broken records that are printed; all are written to broken.jsonl
+
+
+class BrokenRecord(ValueError):
+    """A record that is no document, met under `strict`."""
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How text becomes tokens; part of what a resumed preparation must agree on."""
+
+    tokenizer: str  #: a tokenizers JSON file, a folder with one, a name on the Hugging Face hub, or "train:SIZE"
+    held_out: float = 0.01  #: share of the documents
+    field: str = "text"  #: of a JSON or parquet record
+    end_token: str | None = None  #: closes every document; None: the tokenizer's own
+    shard_tokens: int = 1 << 26  #: a shard is closed when it has this many
+    piece_bytes: int = 1 << 20  #: of text handed to a worker at once
+    seed: int = 0  #: of the held-out split
+    strict: bool = False  #: a broken record ends the preparation
+    workers: int = 0  #: processes; 0: one a core
+
+    def __post_init__(self) -> None:
+        for name, low in (("shard_tokens", 1), ("piece_bytes", 1), ("workers", 0)):
+            if getattr(self, name) < low:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {low}")
+        if not 0 <= self.held_out < 1:
+            raise ValueError(f"held_out is {self.held_out}; it must be from 0 to less than 1")
+
+
+class Record(NamedTuple):
+    """One record as read: where it stands, and its raw line or its text."""
+
+    place: str
+    raw: bytes | str
+    kind: str  #: "json" | "text"
+
+
+# Reading --------------------------------------------------------------------------------------------------------------
+
+
+def expand(sources: Iterable[str]) -> list[str]:
+    """Files of the sources, folders walked in order; a name that is nothing is a ValueError."""
+    files = []
+    for source in sources:
+        path = Path(source)
+        if source.startswith("hf:"):
+            files.append(source)
+        elif path.is_dir():
+            inside = sorted(p for p in path.rglob("*") if p.is_file() and _kind(p) is not None)
+            if not inside:
+                raise ValueError(f"{source} holds no text, JSON Lines or parquet file")
+            files += map(str, inside)
+        elif path.is_file():
+            files.append(source)
+        else:
+            raise ValueError(f"{source} is neither a file nor a folder; a Hugging Face dataset is written hf:NAME")
+    return files
+
+
+def _kind(path: Path) -> str | None:
+    suffixes = [s for s in path.suffixes if s not in _OPEN]
+    last = suffixes[-1] if suffixes else ""
+    known = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+    return known.get(last, "text" if last in _TEXT else None)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    if path.suffix == ".zst":
+        import zstandard
+
+        with open(path, "rb") as raw, zstandard.ZstdDecompressor().stream_reader(raw) as stream:
+            yield io.BufferedReader(stream)
+        return
+    with _OPEN.get(path.suffix, open)(path, "rb") as file:
+        yield file
+
+
+def records(files: Iterable[str], field: str) -> Iterator[Record]:
+    """All records of the files, in order; a file that cannot be read is one broken record."""
+    for name in files:
+        try:
+            yield from _records_of(name, field)
+        except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
+            yield Record(name, f"the file cannot be read: {error}", "broken")
+
+
+def _records_of(name: str, field: str) -> Iterator[Record]:
+    if name.startswith("hf:"):
+        yield from _hub_records(name, field)
+        return
+    path = Path(name)
+    kind = _kind(path) or "text"
+    if kind == "parquet":
+        from pyarrow import parquet
+
+        number = 0
+        for batch in parquet.ParquetFile(path).iter_batches(columns=[field]):
+            for text in batch.column(0).to_pylist():
+                number += 1
+                yield Record(f"{path.name}:{number}", text, "text")
+        return
+    with _opened(path) as file:
+        if kind == "text":
+            yield Record(path.name, file.read(), "text")
+        else:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield Record(f"{path.name}:{number}", line, "json")
+
+
+def _hub_records(name: str, field: str) -> Iterator[Record]:
+    """hf:NAME, hf:NAME:SPLIT or hf:NAME:CONFIG:SPLIT, streamed."""
+    from datasets import load_dataset
+
+    dataset, *rest = name.removeprefix("hf:").split(":")
+    config, split = (None, *rest)[-2:] if rest else (None, "train")
+    for number, row in enumerate(load_dataset(dataset, config, split=split, streaming=True)):
+        yield Record(f"{name}:{number}", row.get(field), "text")
+
+
+def pieces(source: Iterator[Record], size: int) -> Iterator[list[Record]]:
+    """Records in lists of about `size` bytes."""
+    piece: list[Record] = []
+    total = 0
+    for record in source:
+        piece.append(record)
+        total += len(record.raw) if isinstance(record.raw, bytes | str) else 0
+        if total >= size:
+            yield piece
+            piece, total = [], 0
+    if piece:
+        yield piece
+
+
+def document(record: Record, field: str) -> str:
+    """A record's text; what is none is a ValueError that says why."""
+    raw: Any = record.raw
+    if record.kind == "broken":
+        raise ValueError(raw)
+    if record.kind == "json":
+        row = json.loads(raw)
+        if not isinstance(row, dict) or field not in row:
+            raise ValueError(f"no field {field!r}")
+        raw = row[field]
+    if isinstance(raw, bytes):
+        raw = raw.decode()
+    if not isinstance(raw, str):
+        raise ValueError(f"its text is {type(raw).__name__}, not a string")
+    if not raw.strip():
+        raise ValueError("its text is empty")
+    return raw
+
+
+# Tokenizers -----------------------------------------------------------------------------------------------------------
+
+
+def load_tokenizer(name: str) -> Any:
+    """A `tokenizers.Tokenizer` from its JSON file, a folder that holds it, or a name on the Hugging Face hub."""
+    from tokenizers import Tokenizer
+
+    path = Path(name)
+    if path.is_dir():
+        path = path / "tokenizer.json"
+    if path.is_file():
+        try:
+            return Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exceptions
+            raise ValueError(f"{path} is no tokenizer: {error}") from error
+    if path.suffix == ".json" or (os.sep in name and name.count("/") > 1):
+        raise ValueError(f"the tokenizer {name} is not there")
+    try:
+        return Tokenizer.from_pretrained(name)
+    except Exception as error:
+        raise ValueError(f"the tokenizer {name!r} is neither a file here nor to be had: {error}") from error
+
+
+def train_tokenizer(texts: Iterator[str], size: int) -> Any:
+    """A byte-level BPE of `size` tokens trained on the texts; token 0 ends documents.
+
+    Example:
+        >>> tokenizer = train_tokenizer(iter(["the cat sat on the mat " * 20]), 270)
+        >>> tokenizer.decode(tokenizer.encode("the mat").ids)
+        'the mat'
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    if size < 257:
+        raise ValueError(f"a byte-level vocabulary has at least 257 tokens, not {size}")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def _end_id(tokenizer: Any, wanted: str | None) -> int:
+    for token in [wanted] if wanted else _END_TOKENS:
+        found = tokenizer.token_to_id(token)
+        if found is not None:
+            return int(found)
+    tried = wanted or ", ".join(_END_TOKENS)
+    raise ValueError(f"the tokenizer has no token {tried} to close documents with: name one with --end-token")
+
+
+def _tokenizer_for(files: list[str], out: Path, options: Preparation) -> Any:
+    """The tokenizer, also written to out/tokenizer.json."""
+    place = out / "tokenizer.json"
+    if options.tokenizer.startswith("train:"):
+        if not place.is_file():
+            texts = _sample(files, options.field)
+            write_text(place, train_tokenizer(texts, int(options.tokenizer.removeprefix("train:"))).to_str())
+        return load_tokenizer(str(place))
+    tokenizer = load_tokenizer(options.tokenizer)
+    write_text(place, tokenizer.to_str())
+    return tokenizer
+
+
+def _sample(files: list[str], field: str, characters: int = 100_000_000) -> Iterator[str]:
+    """The first hundred million characters."""
+    for record in records(files, field):
+        try:
+            text = document(record, field)
+        except ValueError:
+            continue
+        yield text
+        characters -= len(text)
+        if characters < 0:
+            return
+
+
+# Workers --------------------------------------------------------------------------------------------------------------
+
+_state: dict[str, Any] = {}
+
+
+class Piece(NamedTuple):
+    """What a worker makes of a piece: per split the tokens and the documents' lengths, and what was broken."""
+
+    tokens: dict[str, bytes]
+    lengths: dict[str, list[int]]
+    broken: list[tuple[str, str]]
+    size: int
+
+
+def _start_process(*arguments: Any) -> None:
+    """A worker leaves Ctrl-C to the main process and threads to the other workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _start_worker(*arguments)
+
+
+def _start_worker(tokenizer_file: str, end: int, dtype: str, options: Preparation) -> None:
+    _state.update(tokenizer=load_tokenizer(tokenizer_file), end=end, dtype=dtype, options=options)
+
+
+def _tokenise(piece: list[Record]) -> Piece:
+    options: Preparation = _state["options"]
+    texts, broken, size = [], [], 0
+    for record in piece:
+        try:
+            texts.append(document(record, options.field))
+            size += len(texts[-1])
+        except ValueError as error:  # JSON and Unicode errors are ValueErrors
+            broken.append((record.place, str(error)[:200]))
+    tokens: dict[str, list[np.ndarray]] = {"train": [], "held_out": []}
+    lengths: dict[str, list[int]] = {"train": [], "held_out": []}
+    for text, encoding in zip(
+        texts, _state["tokenizer"].encode_batch_fast(texts, add_special_tokens=False), strict=True
+    ):
+        split = "held_out" if _held_out(text, options) else "train"
+        tokens[split].append(np.array([*encoding.ids, _state["end"]], _state["dtype"]))
+        lengths[split].append(len(tokens[split][-1]))
+    joined = {s: b"".join(t.astype(t.dtype.newbyteorder("<")).tobytes() for t in parts) for s, parts in tokens.items()}
+    return Piece(joined, lengths, broken, size)
+
+
+def _held_out(text: str, options: Preparation) -> bool:
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, key=str(options.seed).encode())
+    return int.from_bytes(digest.digest(), "little") < options.held_out * 2.0**64
+
+
+def _results(work: Iterator[list[Record]], workers: int, arguments: tuple[Any, ...]) -> Iterator[Piece]:
+    """The pieces' results in order, at most three a worker in flight."""
+    if workers == 1:
+        _start_worker(*arguments)
+        yield from map(_tokenise, work)
+        return
+    context = get_context("spawn")
+    with ProcessPoolExecutor(workers, context, initializer=_start_process, initargs=arguments) as pool:
+        waiting: list[Future[Piece]] = []
+        try:
+            for piece in work:
+                waiting.append(pool.submit(_tokenise, piece))
+                if len(waiting) > 3 * workers:
+                    yield waiting.pop(0).result()
+            while waiting:
+                yield waiting.pop(0).result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+# Writing --------------------------------------------------------------------------------------------------------------
+
+
+class _Writer:
+    """Collects tokens of the splits and closes them as shards, all splits at once, together with the journal."""
+
+    def __init__(self, out: Path, dtype: str, key: dict[str, Any]):
+        self.out, self.dtype, self.key = out, np.dtype(dtype), key
+        self.journal = out / "progress.json"
+        self.splits: dict[str, list[dict[str, Any]]] = {"train": [], "held_out": []}
+        self.counts = {"pieces": 0, "documents": 0, "broken": 0, "characters": 0}
+        self.broken: list[tuple[str, str]] = []
+        self._clear()
+
+    def _clear(self) -> None:
+        self.tokens: dict[str, list[bytes]] = {name: [] for name in self.splits}
+        self.lengths: dict[str, list[int]] = {name: [] for name in self.splits}
+
+    def resume(self) -> int:
+        """The number of pieces an interrupted preparation had finished; 0 where there is none that agrees."""
+        if not self.journal.is_file():
+            return 0
+        try:
+            known = read_json(self.journal)
+            if known["key"] != self.key:
+                return 0
+            for name, shard in ((n, s) for n in self.splits for s in known["splits"][n]):
+                if file_sum(self.out / shard["file"]) != shard["sha256"]:
+                    print(f"{shard['file']} of the split {name} is damaged: starting anew", file=sys.stderr)
+                    return 0
+        except (ValueError, KeyError, TypeError, OSError):
+            return 0
+        self.splits, self.counts = known["splits"], known["counts"]
+        self.broken = [tuple(b) for b in known["broken"]]
+        return int(self.counts["pieces"])
+
+    def add(self, piece: Piece) -> None:
+        for name in self.splits:
+            self.tokens[name].append(piece.tokens[name])
+            self.lengths[name] += piece.lengths[name]
+        self.counts["pieces"] += 1
+        self.counts["documents"] += sum(map(len, piece.lengths.values()))
+        self.counts["characters"] += piece.size
+        self.counts["broken"] += len(piece.broken)
+        self.broken += piece.broken
+
+    @property
+    def open_tokens(self) -> int:
+        return sum(sum(lengths) for lengths in self.lengths.values())
+
+    def close_shards(self) -> None:
+        """Write what is open as one shard a split, then the journal: an interruption loses at most open shards."""
+        for name, shards in self.splits.items():
+            data = b"".join(self.tokens[name])
+            if not data:
+                continue
+            ends = np.cumsum(self.lengths[name]).astype("<u8").tobytes()
+            stem = f"{name}-{len(shards):05d}"
+            write_bytes(self.out / f"{stem}.bin", data)
+            write_bytes(self.out / f"{stem}.ends", ends)
+            shards.append(
+                {
+                    "file": f"{stem}.bin",
+                    "tokens": len(data) // self.dtype.itemsize,
+                    "sha256": hashlib.sha256(data).hexdigest(),
+                    "ends": f"{stem}.ends",
+                    "documents": len(self.lengths[name]),
+                    "ends_sha256": hashlib.sha256(ends).hexdigest(),
+                }
+            )
+        self._clear()
+        state = {"key": self.key, "splits": self.splits, "counts": self.counts, "broken": self.broken}
+        write_json(self.journal, state)
+
+
+def prepare(
+    sources: Iterable[str],
+    out: str | Path,
+    options: Preparation,
+    show: Callable[[dict[str, int], int], None] = lambda counts, tokens: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """Tokenise the sources into `out` and return its index; an interrupted call goes on where its last shard ended.
+
+    `show(counts, tokens)` is called after every piece; where `stop()` is true the open shard is closed and
+    KeyboardInterrupt raised.
+    """
+    out, files = Path(out), expand(sources)
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer = _tokenizer_for(files, out, options)
+    end = _end_id(tokenizer, options.end_token)
+    vocab = tokenizer.get_vocab_size(with_added_tokens=True)
+    dtype = "uint16" if vocab <= 1 << 16 else "uint32"
+    tokenizer_sum = file_sum(out / "tokenizer.json")
+    key = {k: v for k, v in asdict(options).items() if k not in ("workers", "tokenizer", "strict")}
+    key |= {"files": [_identity(name) for name in files], "tokenizer_sha256": tokenizer_sum}
+    if (known := _finished(out, key)) is not None:
+        return known
+    writer = _Writer(out, dtype, key)
+    done = writer.resume()
+    began = time.perf_counter()
+    work = islice(pieces(records(files, options.field), options.piece_bytes), done, None)
+    workers = options.workers or os.cpu_count() or 1
+    arguments = (str(out / "tokenizer.json"), end, dtype, options)
+    told = 0
+    for piece in _results(work, workers, arguments):
+        for place, reason in piece.broken:
+            if options.strict:
+                raise BrokenRecord(f"{place}: {reason}")
+            if told < _SHOWN:
+                print(f"skipped {place}: {reason}", file=sys.stderr)
+            told += 1
+        writer.add(piece)
+        show(writer.counts, _written(writer) + writer.open_tokens)
+        if writer.open_tokens >= options.shard_tokens or stop():
+            writer.close_shards()
+        if stop():
+            raise KeyboardInterrupt
+    writer.close_shards()
+    if not writer.counts["documents"]:
+        raise ValueError(f"there was no document in {', '.join(files[:3])}")
+    index = {
+        "format": FORMAT,
+        "key": key,
+        "dtype": dtype,
+        "vocab_size": vocab,
+        "end_token": end,
+        "tokenizer": {"file": "tokenizer.json", "sha256": tokenizer_sum},
+        "splits": writer.splits,
+        "tokens": {name: sum(s["tokens"] for s in shards) for name, shards in writer.splits.items()},
+        "counts": writer.counts,
+        "options": asdict(options),
+        "seconds": round(time.perf_counter() - began, 2),
+    }
+    write_text(out / "broken.jsonl", "".join(json.dumps({"place": p, "why": w}) + "\n" for p, w in writer.broken))
+    write_json(out / "index.json", index)
+    writer.journal.unlink(missing_ok=True)
+    return index
+
+
+def _finished(out: Path, key: dict[str, Any]) -> dict[str, Any] | None:
+    """The index of an equal preparation that is already there, whole."""
+    try:
+        index = read_json(out / "index.json")
+        stores = [TokenStore(out, split) for split in index["splits"]]
+        return index if index["key"] == key and stores else None
+    except (ValueError, KeyError, TypeError, OSError):
+        return None
+
+
+def _written(writer: _Writer) -> int:
+    return sum(shard["tokens"] for shards in writer.splits.values() for shard in shards)
+
+
+def _identity(name: str) -> list[Any]:
+    """What a resumed preparation recognises a source by."""
+    return [name] if name.startswith("hf:") else [name, Path(name).stat().st_size]

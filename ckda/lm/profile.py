@@ -1,0 +1,92 @@
+"""What a steady update costs: tokens a second, MFU, memory, and how much of the time the GPU is busy."""
+
+import time
+from typing import Any
+
+import torch
+
+from ckda.lm.recipe import peak_flops
+from ckda.lm.train import Trainer, prefetched
+
+__all__ = ["busy_fraction", "measure", "union"]
+
+
+def union(spans: list[tuple[float, float]]) -> float:
+    """The length of the union of intervals: kernels on several streams count once.
+
+    Example:
+        >>> union([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)])
+        4.0
+    """
+    total, last = 0.0, float("-inf")
+    for first, end in sorted(spans):
+        total += max(0.0, end - max(first, last))
+        last = max(last, end)
+    return total
+
+
+def busy_fraction(trainer: Trainer, batches: Any, steps: int = 5) -> dict[str, Any]:
+    """Of the time from the first kernel to the last over `steps` updates, the part in which some kernel runs.
+
+    The profiler itself slows the host a little, so the true fraction is no smaller. Also the kernels that take longest.
+    """
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(steps):
+            trainer.update(batches)
+        torch.cuda.synchronize()
+    spans: list[tuple[float, float]] = []
+    by_name: dict[str, float] = {}
+    for event in profiler.events():
+        note = getattr(event, "is_user_annotation", False) or event.name.startswith(("Optimizer.", "ProfilerStep"))
+        if event.device_type == DeviceType.CUDA and not note:
+            spans.append((event.time_range.start, event.time_range.end))
+            by_name[event.name] = by_name.get(event.name, 0.0) + event.time_range.end - event.time_range.start
+    if not spans:
+        return {"busy": None, "reason": "the profiler saw no kernel"}
+    wall = max(end for _, end in spans) - min(first for first, _ in spans)
+    longest = sorted(by_name.items(), key=lambda item: -item[1])[:25]
+    total = sum(by_name.values())
+    return {
+        "busy": union(spans) / wall,
+        "profiled_step_ms": wall / steps / 1e3,
+        "kernels_per_step": len(spans) / steps,
+        "kernels": [{"name": name[:120], "share": round(spent / total, 4)} for name, spent in longest],
+    }
+
+
+def measure(trainer: Trainer, warmup: int = 10, steps: int = 20, profile: bool = True) -> dict[str, Any]:
+    """Time `steps` steady updates after a warm-up, without any look at the losses between; then profile a few more."""
+    device = trainer.world.device
+    cuda = device.type == "cuda"
+
+    def wait() -> None:
+        if cuda:
+            torch.cuda.synchronize(device)
+
+    extra = 5 if profile and cuda else 0
+    first = trainer.step
+    with prefetched(trainer.batches(first, first + warmup + steps + extra), device) as batches:
+        for _ in range(warmup):
+            trainer.update(batches)
+        wait()
+        began = time.perf_counter()
+        for _ in range(steps):
+            loss, _ = trainer.update(batches)
+        wait()
+        seconds = time.perf_counter() - began
+        result: dict[str, Any] = {"loss": float(loss), "step_ms": 1e3 * seconds / steps}
+        speed = steps * trainer.recipe.tokens_per_step / seconds
+        peak = peak_flops(torch.cuda.get_device_name(device)) if cuda else None
+        flops = trainer.flops_per_token
+        result |= {
+            "tokens_per_second": speed,
+            "mfu": None if peak is None or flops is None else speed * flops / peak,
+            "memory_gib": torch.cuda.max_memory_allocated(device) / 2**30 if cuda else None,
+        }
+        if extra:
+            result |= busy_fraction(trainer, batches, extra)
+    return result

@@ -1,0 +1,546 @@
+"""The training loop: one readable function over one device or many.
+
+An update reads its samples by number (:class:`ckda.lm.data.Sampler`), so a run is the same whatever interrupts it and however
+many devices share it. The loop never waits for the device: batches are read and pinned by a thread, losses stay on the device
+until a log line is due, and then travel to the host while the next updates run.
+"""
+
+import json
+import math
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ckda.lm import checkpoint
+from ckda.lm.data import Sampler, TokenStore
+from ckda.lm.parallel import World, blocks_of, spread
+from ckda.lm.recipe import Recipe, flops_per_token, peak_flops
+from ckda.record import write_text
+
+__all__ = ["NotFinite", "Options", "Outcome", "Trainer"]
+
+
+#: why a run may stop before its end; where ranks differ, the later in this list counts
+REASONS = (None, "time limit", "SIGUSR1", "SIGTERM", "SIGINT")
+
+
+class NotFinite(RuntimeError):
+    """The loss or the gradient stopped being a number."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a run is carried out; none of it changes what is computed beyond rounding."""
+
+    parallel: str = "auto"  #: "auto" | "none" | "ddp" | "fsdp"
+    gather: str = "fp32"  #: the dtype FSDP moves weights in: "fp32" | "bf16"
+    compile: bool = False  #: every layer through torch.compile
+    checkpointing: bool = False  #: recompute activations in the backward pass
+    keep: int = 2  #: checkpoints that stay; 0: all
+    time_limit: float = math.inf  #: seconds, after which the run saves and ends
+    tensorboard: bool = False
+    final_checkpoint: bool = True  #: also write one when the run is complete
+
+
+@dataclass
+class Outcome:
+    """How a call of :meth:`Trainer.run` ended."""
+
+    stopped: str | None  #: one of REASONS; None: complete
+    step: int
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Trainer:
+    """A model, its data and its recipe, trained, checkpointed and resumed.
+
+    `build` makes the model; it is called under the recipe's seed on every rank. The model takes `input_ids` [B, T], `labels`
+    [B, T] (shifted inside) and, for separate documents, `cu_seqlens`, and returns an object with `.loss`.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], Any],
+        data: str | Path,
+        recipe: Recipe,
+        out: str | Path,
+        world: World,
+        options: Options = Options(),  # noqa: B008 - frozen
+    ):
+        self.recipe, self.out, self.world, self.options = recipe, Path(out), world, options
+        self.micro, self.num_micro = recipe.micro_batches(world.size)
+        self.train_data = Sampler(TokenStore(data), recipe.length, recipe.seed, recipe.documents)
+        held_out = TokenStore(data, "held_out")
+        self.eval_data = (
+            Sampler(held_out, recipe.length, 0, recipe.documents, shuffle=False)
+            if len(held_out) >= recipe.length
+            else None
+        )
+        devices = [world.device] if world.device.type == "cuda" else []
+        if devices:
+            torch.cuda.reset_peak_memory_stats(world.device)
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(recipe.seed)
+            with world.device:
+                self.plain: Any = build().to(world.device, torch.float32).train()
+        vocab = getattr(self.plain.config, "vocab_size", None)
+        if vocab is not None and vocab < self.train_data.store.index["vocab_size"]:
+            raise ValueError(
+                f"the model has {vocab} tokens, but the data's tokenizer {self.train_data.store.index['vocab_size']}"
+            )
+        if options.checkpointing:
+            self.plain.gradient_checkpointing_enable()
+        self.flops_per_token = _flops(self.plain, recipe.length)
+        how = options.parallel if options.parallel != "auto" else ("none" if world.size == 1 else "ddp")
+        if (how == "none") != (world.size == 1):
+            raise ValueError(
+                f"parallel is {how!r} with {world.size} ranks; it may be 'auto', 'ddp' or 'fsdp' with several"
+            )
+        if options.compile:
+            for block in blocks_of(self.plain):
+                block.compile()
+        self.model, self.sync = spread(self.plain, world, how, options.gather)
+        self.named = dict(self.plain.named_parameters())
+        self.optimizer = _adamw(self.named, recipe, world.device)
+        self.step = 0
+
+    # State ------------------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything a checkpoint holds: weights and both moments, by name."""
+        out = {f"model/{name}": p.detach() for name, p in self.named.items()}
+        for name, p in self.named.items():
+            state = self.optimizer.state[p]
+            out |= {f"mean/{name}": state["exp_avg"], f"square/{name}": state["exp_avg_sq"]}
+        return out
+
+    def _set_count(self, step: int) -> None:
+        for state in self.optimizer.state.values():
+            state["step"].fill_(float(step))
+        self.step = step
+
+    def save(self) -> Path:
+        """Write a checkpoint of this step."""
+        config = self.plain.config.to_dict() if hasattr(self.plain.config, "to_dict") else {}
+        about = {
+            "recipe": asdict(self.recipe),
+            "key": self.recipe.key(),
+            "config": _jsonable(config),
+            "data": self._data_key(),
+        }
+        folder = self.out / "checkpoints"
+        return checkpoint.save(folder, self.step, self.tensors(), about, self.world, self.options.keep)
+
+    def _data_key(self) -> list[str]:
+        return [shard["sha256"] for shard in self.train_data.store.shards]
+
+    def load(self, path: Path) -> None:
+        """Continue from a checkpoint of this very run."""
+        manifest = checkpoint.read_manifest(path, verify=False)
+        if manifest["key"] != self.recipe.key():
+            differ = [k for k, v in self.recipe.key().items() if manifest["key"].get(k) != v]
+            raise ValueError(f"{path} is of another run: {', '.join(differ)} differ; choose another --out")
+        self._load(path, manifest)
+
+    def branch(self, path: Path) -> None:
+        """Leave the trunk at one of its checkpoints: same weights, moments, data order; the recipe's own cooldown."""
+        manifest = checkpoint.read_manifest(path, verify=False)
+        theirs = Recipe(**_recipe_fields(manifest["recipe"])).trunk_key()
+        differ = [k for k, v in self.recipe.trunk_key().items() if theirs.get(k) != v]
+        if differ:
+            raise ValueError(f"{path} cannot be branched from: {', '.join(differ)} differ from the trunk's")
+        if self.recipe.branch != manifest["step"]:
+            raise ValueError(f"branch is {self.recipe.branch}, but {path} is of update {manifest['step']}")
+        self._load(path, manifest)
+
+    def _load(self, path: Path, manifest: dict[str, Any]) -> None:
+        if manifest["data"] != self._data_key():
+            raise ValueError(f"{path} was trained on other tokens than {self.train_data.store.folder}")
+        checkpoint.load(path, self.tensors(), self.world)
+        self._set_count(manifest["step"])
+
+    # Batches ----------------------------------------------------------------------------------------------------------
+
+    def numbers(self, step: int, part: int) -> np.ndarray:
+        """The sample numbers of this rank's micro-batch `part` of update `step`."""
+        first = step * self.recipe.batch + (part * self.world.size + self.world.rank) * self.micro
+        return np.arange(first, first + self.micro)
+
+    def batches(self, first: int, last: int) -> Iterator[dict[str, Any]]:
+        """This rank's micro-batches of the updates from `first` to before `last`, on the CPU."""
+        for step in range(first, last):
+            total = self.train_data.num_targets(np.arange(self.recipe.batch) + step * self.recipe.batch)
+            for part in range(self.num_micro):
+                numbers = self.numbers(step, part)
+                yield make_batch(self.train_data, numbers, share=self.train_data.num_targets(numbers) / total)
+
+    # The loop ---------------------------------------------------------------------------------------------------------
+
+    def forward(self, batch: dict[str, Any], **options: Any) -> Tensor:
+        """The mean loss of a micro-batch."""
+        inputs = {k: v.to(self.world.device, non_blocking=True) for k, v in batch.items() if isinstance(v, Tensor)}
+        half = self.recipe.dtype == "bf16"
+        with torch.autocast(self.world.device.type, torch.bfloat16) if half else nullcontext():
+            return self.model(**inputs, **options).loss
+
+    def update(self, batches: Iterator[dict[str, Any]]) -> tuple[Tensor, Tensor]:
+        """One update; this rank's part of the mean loss, and the gradient's norm. Nothing is read back."""
+        loss = torch.zeros((), device=self.world.device)
+        for part in range(self.num_micro):
+            batch = next(batches)
+            with self.sync(part == self.num_micro - 1):
+                own = self.forward(batch)
+                (own * (batch["share"] * self.world.size)).backward()
+            loss += own.detach().float() * batch["share"]
+        norm = nn.utils.clip_grad_norm_(self.named.values(), self.recipe.clip, foreach=True)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.recipe.lr * self.recipe.factor(self.step)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        return loss, norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+    def run(self, show: Callable[[dict[str, Any]], None] = lambda row: None) -> Outcome:
+        """Train to the recipe's end, or until a signal, the time limit or a loss that is no number.
+
+        `show(row)` is called for every log line on the main rank.
+        """
+        recipe, began, stopped = self.recipe, time.perf_counter(), None
+        with (
+            closing(_Log(self, show)) as log,
+            _signals() as signalled,
+            prefetched(self.batches(self.step, recipe.steps), self.world.device) as batches,
+        ):
+            if self.step == 0:
+                self._validate(log)
+            while self.step < recipe.steps and stopped is None:
+                lr = recipe.lr * recipe.factor(self.step)
+                log.add(self.step + 1, lr, *self.update(batches))
+                late = time.perf_counter() - began > self.options.time_limit
+                stopped = self._agree(signalled() or ("time limit" if late else None))
+                last = self.step == recipe.steps
+                if self.step % recipe.log_every == 0:
+                    log.send()
+                if last or self.step % recipe.eval_every == 0:
+                    self._validate(log)
+                if stopped or (self.options.final_checkpoint if last else self.step % recipe.save_every == 0):
+                    with log.paused():
+                        self.save()
+            log.read_all()
+        return Outcome(stopped, self.step, log.rows)
+
+    def _agree(self, reason: str | None) -> str | None:
+        """The weightiest reason to stop that any rank has, the same on all."""
+        return REASONS[self.world.max(REASONS.index(reason))]
+
+    def _validate(self, log: "_Log") -> None:
+        if self.eval_data is None:
+            return
+        with log.paused():
+            loss = self.evaluate()
+        if not math.isfinite(loss):
+            raise NotFinite(f"update {self.step}: the held-out loss is {loss}")
+        log.write(
+            {"step": self.step, "tokens": self.step * self.recipe.tokens_per_step, "held_out_loss": loss}, say=True
+        )
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        """The mean loss over the first `eval_tokens` of the held-out split, shared by the ranks."""
+        data = self.eval_data
+        assert data is not None
+        count = max(1, min(len(data), self.recipe.eval_tokens // self.recipe.length))
+        count = count // self.micro * self.micro or count  # whole micro-batches: one shape for compiled layers
+        parts = [np.arange(i, min(i + self.micro, count)) for i in range(0, count, self.micro)]
+        total = torch.zeros(2, dtype=torch.float64, device=self.world.device)
+        self.model.eval()
+        for i in range(self.world.rank, -(-len(parts) // self.world.size) * self.world.size, self.world.size):
+            numbers = parts[
+                i % len(parts)
+            ]  # past the end: not counted, but every rank takes part in FSDP's collectives
+            targets = data.num_targets(numbers) if i < len(parts) else 0
+            loss = self.forward(make_batch(data, numbers), use_cache=False, logits_to_keep=1)
+            total += torch.stack([loss.double() * targets, torch.full_like(loss, targets, dtype=torch.float64)])
+        self.model.train()
+        summed, targets = self.world.sum(total).tolist()
+        return summed / targets
+
+    def weights(self) -> dict[str, Tensor]:
+        """The whole model's weights on the CPU of the main rank (elsewhere an empty dictionary)."""
+        out = {}
+        for name, p in self.plain.state_dict().items():
+            whole = p.full_tensor() if hasattr(p, "full_tensor") else p
+            if self.world.main:
+                out[name] = whole.detach().cpu()
+        return out
+
+
+# Parts ----------------------------------------------------------------------------------------------------------------
+
+
+def make_batch(data: Sampler, numbers: np.ndarray, share: float = 1.0) -> dict[str, Any]:
+    """Tensors for the model: [B, T], or for separate documents one row [1, B T] with `cu_seqlens` and masked first tokens.
+
+    `share` is this micro-batch's part of the update's predicted tokens.
+    """
+    tokens = torch.from_numpy(data.batch(numbers))
+    if data.documents == "joined":
+        return {"input_ids": tokens, "labels": tokens, "share": share}
+    starts = [
+        start + i * data.length
+        for i, inner in enumerate(data.boundaries(numbers))
+        for start in (0, *(int(b) for b in inner))
+    ]
+    labels = tokens.reshape(1, -1).clone()
+    labels[0, starts] = -100
+    cu_seqlens = torch.tensor([*starts, labels.numel()], dtype=torch.int32)
+    return {"input_ids": tokens.reshape(1, -1), "labels": labels, "cu_seqlens": cu_seqlens, "share": share}
+
+
+@contextmanager
+def prefetched(
+    source: Iterator[dict[str, Any]], device: torch.device, depth: int = 4
+) -> Iterator[Iterator[dict[str, Any]]]:
+    """The source, read ahead by a thread; on CUDA in pinned memory, so that copies do not wait."""
+    ready: queue.Queue[Any] = queue.Queue(depth)
+    done = threading.Event()
+    pin = device.type == "cuda"
+
+    def put(item: Any) -> None:
+        while not done.is_set():
+            try:
+                ready.put(item, timeout=0.1)
+                return
+            except queue.Full:
+                continue
+
+    def work() -> None:
+        try:
+            for batch in source:
+                put({k: v.pin_memory() if pin and isinstance(v, Tensor) else v for k, v in batch.items()})
+                if done.is_set():
+                    return
+            put(StopIteration())
+        except Exception as error:
+            put(error)
+
+    def items() -> Iterator[dict[str, Any]]:
+        while True:
+            item = ready.get()
+            if isinstance(item, StopIteration):
+                return
+            if isinstance(item, Exception):
+                raise item
+            yield item
+
+    thread = threading.Thread(target=work, daemon=True, name="batches")
+    thread.start()
+    try:
+        yield items()
+    finally:
+        done.set()
+        thread.join(timeout=10)
+
+
+@contextmanager
+def _signals() -> Iterator[Callable[[], str | None]]:
+    """SIGTERM, SIGINT and SIGUSR1 are remembered until the update is over; a second one acts at once."""
+    got: list[str] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    kinds = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    before = {kind: signal.getsignal(kind) for kind in kinds}
+
+    def remember(number: int, frame: object) -> None:
+        got.append(signal.Signals(number).name)
+        signal.signal(number, before[signal.Signals(number)])
+
+    for kind in kinds:
+        signal.signal(kind, remember)
+    try:
+        yield lambda: got[0] if got else None
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+
+def _adamw(named: dict[str, nn.Parameter], recipe: Recipe, device: torch.device) -> torch.optim.AdamW:
+    """AdamW, fused on CUDA; matrices decay, vectors do not. Its state is made now, so that a checkpoint can fill it."""
+    decayed = [p for p in named.values() if p.dim() >= 2 and not getattr(p, "_no_weight_decay", False)]
+    chosen = {id(p) for p in decayed}
+    others = [p for p in named.values() if id(p) not in chosen]
+    groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    fused = device.type == "cuda"
+    groups = [group for group in groups if group["params"]]
+    optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, fused=fused)
+    for p in named.values():
+        count = torch.zeros((), dtype=torch.float32, device=device if fused else "cpu")
+        optimizer.state[p] = {
+            "step": count,
+            "exp_avg": torch.zeros_like(p.detach()),
+            "exp_avg_sq": torch.zeros_like(p.detach()),
+        }
+    return optimizer
+
+
+class _Moment:
+    """A point in the device's work; taking it waits for nothing."""
+
+    def __init__(self, device: torch.device):
+        self.event: Any = None
+        if device.type == "cuda":
+            self.event = torch.cuda.Event(enable_timing=True)
+            self.event.record(torch.cuda.current_stream(device))
+        self.time = time.perf_counter()
+
+    def wait(self) -> None:
+        """Until the device is there."""
+        if self.event is not None:
+            self.event.synchronize()
+
+    def seconds_since(self, earlier: "_Moment") -> float:
+        """Between two points that the device has passed."""
+        if self.event is not None:
+            return max(1e-9, earlier.event.elapsed_time(self.event) / 1e3)
+        return max(1e-9, self.time - earlier.time)
+
+
+class _Log:
+    """log.jsonl: a line an update, a line a validation; what is past the step a run resumes from is dropped.
+
+    Losses and norms travel to the host by themselves: :meth:`send` starts the copy of those since the last time, and they are
+    read when the next ones are sent, so the host never waits for the update it has just queued.
+    """
+
+    def __init__(self, trainer: Trainer, show: Callable[[dict[str, Any]], None]):
+        self.trainer, self.show = trainer, show
+        self.world, self.path = trainer.world, trainer.out / "log.jsonl"
+        device = self.world.device
+        self.peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+        self.pending: list[tuple[int, float, Tensor, Tensor]] = []
+        self.sent: list[tuple[list[tuple[int, float]], Tensor, _Moment]] = []
+        self.rows: list[dict[str, Any]] = []
+        self.since, self.step = _Moment(device), trainer.step
+        if not self.world.main:
+            return
+        trainer.out.mkdir(parents=True, exist_ok=True)
+        if trainer.step:
+            self.rows = [row for row in read_log(self.path) if row["step"] <= trainer.step]
+        write_text(self.path, "".join(json.dumps(row) + "\n" for row in self.rows))
+        self.file = open(self.path, "a")  # noqa: SIM115 - closed by close()
+        self.board: Any = None
+        if trainer.options.tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.board = SummaryWriter(str(trainer.out / "tensorboard"), purge_step=trainer.step)
+
+    def add(self, step: int, lr: float, loss: Tensor, norm: Tensor) -> None:
+        """Remember an update; nothing is read."""
+        self.pending.append((step, lr, loss, norm))
+
+    def send(self) -> None:
+        """Start the way of the pending values to the host, and log those that were sent before."""
+        if self.pending:
+            losses = self.world.sum(torch.stack([loss.float() for _, _, loss, _ in self.pending]))
+            norms = torch.stack([norm.float() for *_, norm in self.pending])
+            table = torch.stack([losses, norms]).to("cpu", non_blocking=True)
+            self.sent.append(([(step, lr) for step, lr, *_ in self.pending], table, _Moment(self.world.device)))
+            self.pending = []
+        while len(self.sent) > 1:
+            self._read(*self.sent.pop(0))
+
+    def read_all(self) -> None:
+        """Log everything up to now."""
+        self.send()
+        while self.sent:
+            self._read(*self.sent.pop(0))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What happens inside is not part of the throughput; before it, everything is read and found to be finite."""
+        self.read_all()
+        yield
+        self.since = _Moment(self.world.device)
+
+    def _read(self, updates: list[tuple[int, float]], table: Tensor, moment: _Moment) -> None:
+        moment.wait()
+        rows = []
+        for (step, lr), loss, norm in zip(updates, *table.tolist(), strict=True):
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                have = checkpoint.steps_of(self.trainer.out / "checkpoints")
+                kept = f"the last good checkpoint is of update {have[-1]}" if have else "there is no checkpoint yet"
+                raise NotFinite(f"update {step}: the loss is {loss}, the gradient's norm {norm}; {kept}")
+            tokens = step * self.trainer.recipe.tokens_per_step
+            rows.append({"step": step, "tokens": tokens, "loss": loss, "grad_norm": norm, "lr": lr})
+        rows[-1] |= self._speed(rows[-1]["step"], moment)
+        for row in rows:
+            self.write(row, say=row is rows[-1])
+
+    def _speed(self, step: int, moment: _Moment) -> dict[str, Any]:
+        """Tokens a second, MFU and memory since the last reading."""
+        trainer, device = self.trainer, self.world.device
+        speed = (step - self.step) * trainer.recipe.tokens_per_step / moment.seconds_since(self.since)
+        self.step, self.since = step, moment
+        flops = trainer.flops_per_token
+        mfu = None if self.peak is None or flops is None else speed * flops / (self.peak * self.world.size)
+        memory = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
+        return {"tokens_per_second": speed, "mfu": mfu, "memory_gib": memory}
+
+    def write(self, row: dict[str, Any], say: bool = False) -> None:
+        """One line, on the main rank."""
+        if not self.world.main:
+            return
+        self.rows.append(row)
+        self.file.write(json.dumps(row) + "\n")
+        self.file.flush()
+        if self.board is not None:
+            for name, value in row.items():
+                if name not in ("step", "tokens") and value is not None:
+                    self.board.add_scalar(name, value, row["step"])
+        if say:
+            self.show(row)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self.world.main:
+            self.file.close()
+            if self.board is not None:
+                self.board.close()
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The rows of a log; a line cut off by a crash is dropped."""
+    rows = []
+    for line in path.read_text().splitlines() if path.is_file() else []:
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            print(f"{path}: dropping a damaged line", file=sys.stderr)
+    return rows
+
+
+def _flops(model: nn.Module, length: int) -> float | None:
+    try:
+        return flops_per_token(model, length)
+    except AttributeError:
+        return None  # a foreign model whose configuration does not say what its mixers are
+
+
+def _recipe_fields(values: dict[str, Any]) -> dict[str, Any]:
+    return values | {"betas": tuple(values["betas"])}
+
+
+def _jsonable(value: Any) -> Any:
+    return json.loads(json.dumps(value, default=str))

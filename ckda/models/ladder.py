@@ -1,0 +1,276 @@
+"""The paper's model sizes as data (tab:ladder-configs, tab:model-configs), and their parameter totals beside the printed ones."""
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+
+from ckda.models.config import ComplexKDAConfig
+
+__all__ = ["ARMS", "CONFIGS", "Rung", "Total", "build", "num_parameters", "parameter_table", "totals"]
+
+#: what is compared: arm -> what it sets in the configuration. The spreads and SiLU choices are those of tab:lm_res.
+ARMS: dict[str, dict[str, Any]] = {
+    "transformer": {"mixer": "attention"},
+    "transformer-qknorm": {"mixer": "attention", "qk_norm": True},
+    "kda": {"mixer": "kda"},
+    "ckda": {"mixer": "ckda"},
+    "kda-hybrid": {"mixer": "kda", "hybrid": "gated-attention"},
+    "ckda-hybrid": {"mixer": "ckda", "hybrid": "gated-attention"},
+    "kda-beta2": {"mixer": "kda-beta2"},
+    "kda-beta2-no-key-silu": {"mixer": "kda-beta2", "activate": ["q", "v"]},
+    "kda-signed-spread": {"mixer": "kda-signed", "gate_init": "spread"},
+    "ckda-spread": {"mixer": "ckda", "gate_init": "spread"},
+    "ckda-no-key-silu": {"mixer": "ckda", "activate": ["q", "v"]},
+    "ckda-no-silu": {"mixer": "ckda", "activate": []},
+    "ckda-spread-no-key-silu": {"mixer": "ckda", "gate_init": "spread", "activate": ["q", "v"]},
+    "ckda-spread-both": {"mixer": "ckda", "gate_init": "spread", "beta_init": "spread"},
+    "gdn": {"mixer": "gdn"},
+    "gdn-beta2": {"mixer": "gdn-beta2"},
+    "deltanet": {"mixer": "deltanet"},
+    "deltaproduct1": {"mixer": "deltaproduct1"},
+    "deltaproduct2": {"mixer": "deltaproduct2-beta1"},
+    "deltaproduct2-beta2": {"mixer": "deltaproduct2"},
+    "gdn2": {"mixer": "gdn2"},
+}
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One column of the tables: sizes, what the training of it was, and the printed totals in millions by arm."""
+
+    hidden_size: int
+    num_hidden_layers: int
+    num_heads: int
+    head_dim: int
+    vocab_size: int
+    tie_word_embeddings: bool
+    intermediate: dict[str, int]  #: by arm; the key "" is for all others
+    context: int
+    learning_rate: tuple[float, ...]
+    batch_sequences: tuple[int, ...]
+    warmup_steps: int
+    schedule: str  #: "wsd" (the last fifth decays) or "cosine" (to a tenth)
+    output_gate: str = "lowrank"
+    arms: dict[str, dict[str, Any]] = field(default_factory=dict)  #: what an arm sets otherwise in this column
+    paper: dict[str, float] = field(default_factory=dict)  #: printed total in millions
+    note: str = ""
+
+
+def _column(
+    hidden: int,
+    layers: int,
+    heads: int,
+    widths: tuple[int, int, int],
+    printed: tuple[float, float, float],
+    **other: Any,
+) -> Rung:
+    """A column of tab:ladder-configs; widths and totals of Transformer++, of KDA and CKDA, and of the hybrids."""
+    dense, recurrent, hybrid = widths
+    settings: dict[str, Any] = {
+        "head_dim": 64,
+        "vocab_size": 50304,
+        "tie_word_embeddings": True,
+        "context": 4096,
+        "warmup_steps": 2000,
+        "schedule": "wsd",
+        **other,
+    }
+    return Rung(
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_heads=heads,
+        intermediate={
+            "transformer": dense,
+            "transformer-qknorm": dense,
+            "kda-hybrid": hybrid,
+            "ckda-hybrid": hybrid,
+            "": recurrent,
+        },
+        paper={
+            "transformer": printed[0],
+            "kda": printed[1],
+            "ckda": printed[1],
+            "kda-hybrid": printed[2],
+            "ckda-hybrid": printed[2],
+        },
+        **settings,
+    )
+
+
+def _small(vocab_size: int, note: str, paper: dict[str, float]) -> Rung:
+    """tab:model-configs under one reading of its vocabulary."""
+    return Rung(
+        hidden_size=768,
+        num_hidden_layers=28,
+        num_heads=12,
+        head_dim=64,
+        vocab_size=vocab_size,
+        tie_word_embeddings=False,
+        intermediate={"transformer": 3072, "transformer-qknorm": 3072, "": 2816},
+        context=2048,
+        learning_rate=(5e-4,),
+        batch_sequences=(64,),
+        warmup_steps=2000,
+        schedule="wsd",
+        output_gate="linear",
+        paper=paper,
+        note=note,
+    )
+
+
+#: the sizes by name
+CONFIGS: dict[str, Rung] = {
+    "47M": _column(
+        384, 12, 6, (1536, 1472, 1408), (47.64, 48.03, 47.27), learning_rate=(2e-3,), batch_sequences=(32, 64)
+    ),
+    "124M": _column(
+        576, 18, 9, (2304, 2240, 2176), (124.55, 125.45, 124.14), learning_rate=(1e-3,), batch_sequences=(64,)
+    ),
+    "302M": _column(
+        896, 20, 14, (3584, 3520, 3456), (302.01, 303.66, 302.96), learning_rate=(1e-3,), batch_sequences=(64, 128)
+    ),
+    "588M": _column(
+        1280,
+        20,
+        20,
+        (5120, 4992, 4928),
+        (588.73, 586.32, 587.75),
+        learning_rate=(5e-4, 1e-3),
+        batch_sequences=(64, 128, 256),
+    ),
+    "983M": _column(
+        1536,
+        24,
+        24,
+        (6144, 6016, 5952),
+        (983.31, 980.00, 984.36),
+        learning_rate=(5e-4,),
+        batch_sequences=(64, 128, 256, 512),
+    ),
+    "1.7B": _column(
+        2048,
+        24,
+        32,
+        (8192, 8064, 7936),
+        (1713.74, 1709.71, 1712.29),
+        learning_rate=(5e-4,),
+        batch_sequences=(64, 128, 256, 512),
+    ),
+    "1.3B": _column(
+        2048,
+        24,
+        16,
+        (5632, 5440, 5312),
+        (1364.30, 1362.63, 1362.26),
+        head_dim=128,
+        vocab_size=32000,
+        tie_word_embeddings=False,
+        learning_rate=(4e-4,),
+        batch_sequences=(128,),
+        warmup_steps=1908,
+        schedule="cosine",
+        # the authors' code removes SiLU on q, k and v here; the paper says on keys: that is the arm ckda-no-key-silu
+        arms={"ckda": {"activate": []}, "ckda-hybrid": {"activate": []}},
+        note="FineWeb-Edu; CKDA without SiLU on q, k and v as in the authors' code (the paper's text: on keys)",
+    ),
+    "340M": _small(
+        50304,
+        "the vocabulary with which the printed totals come out; that of deltaproduct is the count with one factor",
+        {
+            "transformer": 341.55,
+            "gdn": 342.33,
+            "deltaproduct1": 342.07,
+            "deltaproduct2": 342.07,
+            "kda": 344.87,
+            "ckda": 344.87,
+        },
+    ),
+    "340M-65k": _small(
+        65536, "the vocabulary that the paper's text and table state; the printed totals are not of it", {}
+    ),
+}
+
+
+def build(size: str, arm: str, **overrides: Any) -> ComplexKDAConfig:
+    """The configuration of that size and arm.
+
+    Args:
+        size: a name of :data:`CONFIGS`. arm: a name of :data:`ARMS`. overrides: of :class:`ComplexKDAConfig`.
+
+    Example:
+        >>> config = build("47M", "ckda-hybrid")
+        >>> config.hidden_size, config.intermediate_size, config.mixers().count("gated-attention")
+        (384, 1408, 3)
+    """
+    if size not in CONFIGS:
+        raise ValueError(f"size is {size!r}; it must be one of {', '.join(map(repr, CONFIGS))}")
+    if arm not in ARMS:
+        raise ValueError(f"arm is {arm!r}; it must be one of {', '.join(map(repr, ARMS))}")
+    rung = CONFIGS[size]
+    settings: dict[str, Any] = {
+        "hidden_size": rung.hidden_size,
+        "num_hidden_layers": rung.num_hidden_layers,
+        "num_heads": rung.num_heads,
+        "head_dim": rung.head_dim,
+        "vocab_size": rung.vocab_size,
+        "tie_word_embeddings": rung.tie_word_embeddings,
+        "intermediate_size": rung.intermediate.get(arm, rung.intermediate[""]),
+        "max_position_embeddings": rung.context,
+        "output_gate": rung.output_gate,
+    }
+    return ComplexKDAConfig(**settings | ARMS[arm] | rung.arms.get(arm, {}) | overrides)
+
+
+def num_parameters(config: ComplexKDAConfig) -> int:
+    """Parameters of the causal LM, shared ones once, counted on the model itself without memory for it.
+
+    Example:
+        >>> num_parameters(build("47M", "transformer"))
+        47637888
+    """
+    from ckda.models.lm import ComplexKDAForCausalLM
+
+    with torch.device("meta"):
+        model = ComplexKDAForCausalLM(config)
+    return sum(p.numel() for p in model.parameters())
+
+
+class Total(NamedTuple):
+    """One number of the tables."""
+
+    size: str
+    arm: str
+    parameters: int  #: counted
+    paper: float | None  #: printed, in millions; None where the paper has none
+
+
+def totals(arms: tuple[str, ...] | None = None) -> list[Total]:
+    """The totals of every size for the arms that its table has, or for the arms named, beside the printed ones.
+
+    Example:
+        >>> [f"{t.parameters / 1e6:.2f} {t.paper}" for t in totals() if t.size == "124M"]
+        ['124.55 124.55', '125.45 125.45', '125.45 125.45', '124.14 124.14', '124.14 124.14']
+    """
+    rows = []
+    for size, rung in CONFIGS.items():
+        table = rung.paper or CONFIGS["340M"].paper
+        for arm in arms or table:
+            rows.append(Total(size, arm, _count(size, arm), rung.paper.get(arm)))
+    return rows
+
+
+@cache
+def _count(size: str, arm: str) -> int:
+    return num_parameters(build(size, arm))
+
+
+def parameter_table() -> str:
+    """:func:`totals` as text, in millions, with the sizes' notes below."""
+    lines = [f"{'size':<9} {'arm':<20} {'counted':>9} {'paper':>9}"]
+    for total in totals():
+        paper = "-" if total.paper is None else f"{total.paper:.2f}"
+        lines.append(f"{total.size:<9} {total.arm:<20} {total.parameters / 1e6:>9.2f} {paper:>9}")
+    lines += [f"{size}: {rung.note}" for size, rung in CONFIGS.items() if rung.note]
+    return "\n".join(lines)

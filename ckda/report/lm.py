@@ -1,0 +1,130 @@
+"""Figures of the language models, each a pure function of the result's JSON."""
+
+from typing import Any
+
+__all__ = ["ARM_STYLE", "comparison_figure", "needle_figure", "speed_figure", "training_figure"]
+
+#: arm -> (label, colour, line style)
+ARM_STYLE = {
+    "transformer": ("Transformer++", "#5c6b7a", "-"),
+    "kda": ("KDA", "#d08a2e", "-"),
+    "ckda": ("CKDA", "#16548c", "-"),
+    "ckda-spread": ("CKDA, spread", "#16548c", "--"),
+    "ckda-no-key-silu": ("CKDA, no SiLU on keys", "#16548c", ":"),
+    "ckda-spread-no-key-silu": ("CKDA, spread, no SiLU on keys", "#5b8fc4", ":"),
+    "kda-hybrid": ("KDA + attn 3:1", "#c8553d", "-"),
+    "ckda-hybrid": ("CKDA + attn 3:1", "#2f7f4f", "-"),
+}
+
+
+def _figure(*args: Any, **options: Any) -> Any:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(*args, layout="constrained", **options)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _style(arm: str) -> tuple[str, str, str]:
+    return ARM_STYLE.get(arm, (arm, "#7a4fa3", "-."))
+
+
+def training_figure(result: dict[str, Any]) -> Any:
+    """One run: training loss of every update, held-out loss where it was measured, learning rate below."""
+    figure = _figure(figsize=(7.2, 4.4))
+    top, low = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    rows = [row for row in result["log"] if "loss" in row]
+    top.plot(
+        [r["tokens"] / 1e6 for r in rows], [r["loss"] for r in rows], color="#9aa5b1", linewidth=0.9, label="training"
+    )
+    held = [row for row in result["log"] if "held_out_loss" in row]
+    if held:
+        top.plot(
+            [r["tokens"] / 1e6 for r in held],
+            [r["held_out_loss"] for r in held],
+            "o-",
+            color="#16548c",
+            label="held out",
+        )
+    top.set_ylabel("loss (nats a token)")
+    top.legend(frameon=False)
+    low.plot([r["tokens"] / 1e6 for r in rows], [r["lr"] for r in rows], color="#5c6b7a")
+    low.set(xlabel="tokens (millions)", ylabel="learning rate")
+    for axes in (top, low):
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _curves(axes: Any, runs: list[dict[str, Any]], keep: Any) -> None:
+    named: set[str] = set()
+    for run in runs:
+        label, colour, style = _style(run["arm"])
+        points = [(t / 1e6, loss) for t, loss in run["held_out"] if keep(t)]
+        shown = None if label in named else label
+        named.add(label)
+        axes.plot(
+            *zip(*points, strict=True),
+            color=colour,
+            linestyle=style,
+            linewidth=1.4,
+            marker="o",
+            markersize=2.5,
+            label=shown,
+        )
+    axes.set(xlabel="tokens (millions)", ylabel="held-out loss (nats a token)")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def comparison_figure(result: dict[str, Any]) -> Any:
+    """Held-out loss against tokens (fig:val_curves): left the whole training, right the end, where the curves are close."""
+    runs = [run for run in result["runs"] if run["held_out"]]
+    figure = _figure(figsize=(11.0, 4.4))
+    left, right = figure.subplots(1, 2)
+    most = max(t for run in runs for t, _ in run["held_out"])
+    _curves(left, runs, lambda t: t > 0.04 * most)
+    _curves(right, runs, lambda t: t >= 0.72 * most)
+    left.set_title("the whole training")
+    right.set_title("the end of the cooldown")
+    left.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def speed_figure(result: dict[str, Any]) -> Any:
+    """Tokens a second and memory, a bar an arm."""
+    seen: dict[str, dict[str, Any]] = {}
+    for run in result["runs"]:
+        if run.get("tokens_per_second"):
+            seen.setdefault(run["arm"], run)
+    figure = _figure(figsize=(8.6, 0.6 + 0.42 * max(2, len(seen))))
+    left, right = figure.subplots(1, 2, sharey=True)
+    labels = [_style(arm)[0] for arm in seen]
+    colours = [_style(arm)[1] for arm in seen]
+    left.barh(labels, [run["tokens_per_second"] / 1e6 for run in seen.values()], color=colours)
+    left.set_xlabel("million tokens a second")
+    right.barh(labels, [run.get("memory_gib") or 0.0 for run in seen.values()], color=colours)
+    right.set_xlabel("GiB at most")
+    left.invert_yaxis()
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def needle_figure(result: dict[str, Any]) -> Any:
+    """Accuracy by task and length as a heat map (tab:fwedu-1p3b-niah)."""
+    tasks = list(result["accuracy"])
+    lengths = list(result["accuracy"][tasks[0]])
+    values = [[100 * result["accuracy"][task][n] for n in lengths] for task in tasks]
+    figure = _figure(figsize=(1.8 + 0.9 * len(lengths), 1.2 + 0.5 * len(tasks)))
+    axes = figure.subplots()
+    axes.imshow(values, cmap="Blues", vmin=0, vmax=100, aspect="auto")
+    for y, row in enumerate(values):
+        for x, value in enumerate(row):
+            axes.text(
+                x, y, f"{value:.1f}", ha="center", va="center", color="white" if value > 60 else "black", fontsize=9
+            )
+    axes.set_xticks(range(len(lengths)), lengths)
+    axes.set_yticks(range(len(tasks)), tasks)
+    axes.set_xlabel("tokens")
+    axes.set_title(f"{result['model']}: needles found (%)", fontsize=10)
+    return figure

@@ -1,0 +1,145 @@
+"""``ckda lm`` and ``ckda needle`` as a user calls them, on a tiny model."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from ckda.cli import main
+from ckda.lm import ladder
+from ckda.lm.models import config_of, load_model, text_tokenizer
+
+
+@pytest.fixture(scope="module")
+def trained(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("run") / "train"
+    assert main([*train_arguments(tokens), "--out", str(out)]) == 0
+    return out
+
+
+def train_arguments(tokens: Path) -> list[str]:
+    own = {"data": tokens, "model": "tiny:ckda-hybrid", "steps": 12, "length": 32, "batch": 4, "warmup": 3, "lr": 0.01}
+    own |= {"save-every": 4, "eval-every": 6, "log-every": 3, "device": "cpu", "keep": 0}
+    return ["lm", "train", *(word for name, value in own.items() for word in (f"--{name}", str(value)))]
+
+
+def test_training_leaves_a_result_a_figure_and_a_model(trained: Path) -> None:
+    result = json.loads((trained / "train.json").read_text())
+    assert result["stopped"] is None
+    assert result["step"] == 12
+    assert result["held_out_loss"] < 6
+    assert result["flops_per_token"] > 0
+    assert (trained / "loss.png").stat().st_size > 1000
+    assert {p.name for p in (trained / "model").iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
+
+
+def test_a_run_its_model_and_its_checkpoint_are_one_model(trained: Path) -> None:
+    import torch
+
+    ids = torch.tensor([[1, 2, 3, 4]])
+    places = (trained, trained / "model", trained / "checkpoints" / "step-00000012")
+    logits = [load_model(place)(input_ids=ids).logits for place in places]
+    assert torch.equal(logits[0], logits[1])
+    assert torch.equal(logits[0], logits[2])
+    assert text_tokenizer(places[2]).get_vocab_size() == text_tokenizer(places[0]).get_vocab_size()
+    with pytest.raises(ValueError, match="neither a model folder"):
+        load_model(trained / "checkpoints")
+
+
+def test_a_complete_run_is_told_again_and_not_trained(
+    trained: Path, tokens: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (trained / "train.json").stat().st_mtime_ns
+    assert main([*train_arguments(tokens), "--out", str(trained), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step"] == 12
+    assert (trained / "train.json").stat().st_mtime_ns == before
+
+
+def test_the_time_limit_stops_and_the_same_command_goes_on(trained: Path, tokens: Path, tmp_path: Path) -> None:
+    command = [*train_arguments(tokens), "--out", str(tmp_path), "--json"]
+    assert main([*command, "--time-limit", "0"]) == 0
+    assert json.loads((tmp_path / "train.json").read_text())["stopped"] == "time limit"
+    assert main(command) == 0
+    ours, theirs = (json.loads((p / "train.json").read_text())["log"] for p in (tmp_path, trained))
+    assert [r["loss"] for r in ours if "loss" in r] == [r["loss"] for r in theirs if "loss" in r]
+
+
+def test_a_branch_takes_its_length_from_its_trunk(tokens: Path, tmp_path: Path) -> None:
+    trunk = [*train_arguments(tokens), "--schedule", "constant", "--out", str(tmp_path / "trunk"), "--json"]
+    assert main(trunk) == 0
+    start = tmp_path / "trunk" / "checkpoints" / "step-00000008"
+    arguments = train_arguments(tokens)
+    del arguments[arguments.index("--steps") : arguments.index("--steps") + 2]
+    assert main([*arguments, "--branch", str(start), "--out", str(tmp_path / "b"), "--json"]) == 0
+    result = json.loads((tmp_path / "b" / "train.json").read_text())
+    assert result["step"] == 10
+    assert [round(r["lr"], 5) for r in result["log"] if "loss" in r] == [0.01, 0.005]
+
+
+def test_mistakes_are_told_in_one_line(tokens: Path, tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path)]
+    for words, told in (
+        (["lm", "train", *out, "--steps", "1"], "--data"),
+        (["lm", "train", *out, "--data", str(tmp_path), "--steps", "1"], "index.json"),
+        (["lm", "train", *out, "--data", str(tokens)], "either --tokens or --steps"),
+        (["lm", "train", *out, "--data", str(tokens), "--steps", "1", "--model", "5M:ckda"], "size is '5M'"),
+        (["lm", "prepare", *out], "name the files"),
+        (["lm", "generate", *out, str(tmp_path)], "neither a model folder"),
+        (["lm", "eval", *out], "name a model"),
+    ):
+        with pytest.raises(SystemExit, match=told):
+            main(words)
+
+
+def test_text_and_needles_from_the_run(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(trained / "model", tmp_path / "model")
+    words = ["lm", "generate", str(tmp_path / "model"), "--prompt", "the cup", "--max-new", "8", "--out", str(tmp_path)]
+    assert main([*words, "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.startswith("the cup")
+    small = ["--tasks", "S-NIAH-1", "--lengths", "1024", "--samples", "2", "--max-new", "4", "--device", "cpu"]
+    assert main(["needle", str(tmp_path / "model"), *small, "--out", str(tmp_path), "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["accuracy"]["S-NIAH-1"]) == {"1024"}
+    assert (tmp_path / "needle.png").stat().st_size > 1000
+
+
+def test_preparing_tells_what_it_did_and_checks(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["lm", "prepare", str(corpus), "--tokenizer", "train:280", "--workers", "1", "--out", str(tmp_path)]
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["counts"]["documents"] == 60
+    assert main(["lm", "prepare", "--check", "--out", str(tmp_path)]) == 0
+    (tmp_path / "train-00000.ends").write_bytes(b"")
+    with pytest.raises(SystemExit, match="damaged"):
+        main(["lm", "prepare", "--check", "--out", str(tmp_path)])
+
+
+def test_the_launcher_trains_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = tmp_path / "calls"
+    script = f"import sys; open({str(record)!r}, 'a').write(' '.join(sys.argv[1:]) + chr(10))"
+    monkeypatch.setattr(ladder, "_start", lambda ranks: [sys.executable, "-c", script])
+    todo = ladder.cells(["47M"], ["kda", "ckda"], [6 * 10**9])
+    done = tmp_path / todo[0].name
+    done.mkdir()
+    (done / "train.json").write_text('{"stopped": null}')
+    assert ladder.run_local(todo, "tokens", tmp_path, ["--compile"]) == {cell.name: 0 for cell in todo}
+    calls = record.read_text().splitlines()
+    assert len(calls) == 1
+    assert "--model 47M:ckda --tokens 6000000000 --seed 0" in calls[0]
+    assert calls[0].endswith("--compile")
+    jobs = ladder.submit(todo, "tokens", tmp_path, [], 1, {}, cluster="debug")
+    assert list(jobs) == [todo[1].name]
+    assert main(["lm", "ladder", "--data", "x", "--arms", "kda", "--dry-run", "--out", str(tmp_path)]) == 0
+    assert "ckda lm train --data x --model 47M:kda" in capsys.readouterr().out
+
+
+def test_configurations_by_name(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(config_of("tiny:kda").to_json_string())
+    assert config_of(str(tmp_path)).mixers() == ["kda"] * 4
+    assert config_of("1.3B:ckda", backend="chunked").backend == "chunked"
+    with pytest.raises(ValueError, match="SIZE:ARM"):
+        config_of("ckda")

@@ -1,0 +1,66 @@
+"""The paper's printed parameter totals (tab:ladder-configs, tab:model-configs) from the models themselves."""
+
+import pytest
+
+from ckda.models import ladder
+
+TOTALS = {(t.size, t.arm): t for t in ladder.totals()}
+LADDER = ("47M", "124M", "302M", "588M", "983M", "1.7B", "1.3B")
+
+
+def test_all_21_totals_of_the_ladder():
+    """Seven sizes; KDA and CKDA, and their hybrids, have the same total."""
+    distinct = {(size, TOTALS[size, arm].paper) for size in LADDER for arm in ladder.CONFIGS[size].paper}
+    assert len(distinct) == 21
+    for size in LADDER:
+        assert list(ladder.CONFIGS[size].paper) == ["transformer", "kda", "ckda", "kda-hybrid", "ckda-hybrid"]
+        for arm, paper in ladder.CONFIGS[size].paper.items():
+            assert round(TOTALS[size, arm].parameters / 1e6, 2) == paper, (size, arm)
+
+
+def test_the_four_totals_of_the_340m_table():
+    """DeltaProduct's printed total is the count with one factor; with both there are about 375.5 M."""
+    for arm, paper in {
+        "transformer": 341.55,
+        "gdn": 342.33,
+        "deltaproduct1": 342.07,
+        "kda": 344.87,
+        "ckda": 344.87,
+    }.items():
+        assert round(TOTALS["340M", arm].parameters / 1e6, 2) == TOTALS["340M", arm].paper == paper, arm
+    assert TOTALS["340M", "deltaproduct2"].parameters / 1e6 == pytest.approx(375.5, abs=0.05)
+    stated = TOTALS["340M-65k", "ckda"]
+    assert stated.paper is None
+    assert stated.parameters - TOTALS["340M", "ckda"].parameters == 2 * (65536 - 50304) * 768
+
+
+def test_the_formula_of_the_sizes():
+    """What the totals are made of, by hand, for one hybrid."""
+    d, L, H, dh, V, m = 896, 20, 14, 64, 50304, 3456
+    mixer = 4 * d * H * dh + (d * dh + dh * H * dh) + (d * dh + dh * H * dh + H * dh) + d * H + H + H * dh + dh
+    mixer += 3 * 4 * H * dh
+    attention = 5 * d * H * dh
+    expected = V * d + 15 * mixer + 5 * attention + L * (3 * d * m + 2 * d) + d
+    assert TOTALS["302M", "ckda-hybrid"].parameters == expected
+
+
+def test_arms_and_sizes_build():
+    """Every arm at the smallest size; the choices that differ by column."""
+    for arm in ladder.ARMS:
+        assert ladder.num_parameters(ladder.build("47M", arm, num_hidden_layers=4)) > 0, arm
+    assert ladder.build("1.3B", "ckda").activate == []
+    assert ladder.build("1.3B", "kda").activate == ["q", "k", "v"]
+    assert ladder.build("47M", "ckda").activate == ["q", "k", "v"]
+    assert ladder.build("1.3B", "ckda").head_dim == 128
+    assert not ladder.build("1.3B", "ckda").tie_word_embeddings
+    assert ladder.build("340M", "ckda-spread-both").beta_init == "spread"
+    with pytest.raises(ValueError, match="size is '7B'"):
+        ladder.build("7B", "ckda")
+    with pytest.raises(ValueError, match="arm is 'mamba'"):
+        ladder.build("47M", "mamba")
+
+
+def test_the_table_says_all_of_it():
+    text = ladder.parameter_table()
+    assert "1.3B      ckda-hybrid            1362.26   1362.26" in text
+    assert "count with one factor" in text
