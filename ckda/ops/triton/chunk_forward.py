@@ -8,8 +8,8 @@ state at the chunk's start (ckda/ops/chunked.py has the derivation):
     S' = Gamma S + (k * Gamma / gamma)^T u.
 
 `intra_kernel` (parallel over chunks) makes from the raw inputs what does not depend on the state: the decayed q and k, A and
-N = G Diag(rho). `solver_kernel` inverts I + N in float32. `state_kernel` runs over the chunks of a sequence, one program a value head and
-block of BV value columns. The sign needs no extra pass: it is part of gamma.
+N = G Diag(rho). `solver_kernel` inverts I + N in float32. `state_kernel` runs over the chunks of a sequence, one program a
+value head and block of BV value columns. The sign needs no extra pass: it is part of gamma.
 
 Factors gamma_i / gamma_a and gamma_a / gamma_j from the chunk's middle token a keep the bounded gates (at most e^5 a step) within
 e^80 for C = 32. Gates without a bound take the difference of every pair instead (BOUNDED = False).
