@@ -387,11 +387,19 @@ class Contracted(NamedTuple):
 
 
 def _empty_contracted(call: Call, p: Plan) -> Contracted:
-    keys = torch.empty(3, p.B, p.T, p.HV, p.K, dtype=p.work_dtype, device=call.v.device)
-    square = torch.empty(2, p.B, p.T, p.HV, p.C, dtype=p.work_dtype, device=call.v.device)
-    diagonal = torch.empty(p.B, p.T, p.HV, dtype=torch.float32, device=call.v.device)
-    dtotal = torch.empty(p.slots, p.HV, p.K, dtype=torch.float32, device=call.v.device)
-    return Contracted(*keys, *square, diagonal, dtotal)
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=call.v.device)
+
+    keys, square = (p.B, p.T, p.HV, p.K), (p.B, p.T, p.HV, p.C)
+    return Contracted(
+        dq_start=empty(*keys, dtype=p.work_dtype),
+        dk_start=empty(*keys, dtype=p.work_dtype),
+        dk_end=empty(*keys, dtype=p.work_dtype),
+        dA=empty(*square, dtype=p.work_dtype),
+        D=empty(*square, dtype=p.work_dtype),
+        diagonal=empty(p.B, p.T, p.HV),
+        dtotal=empty(p.slots, p.HV, p.K),
+    )
 
 
 def _contract(p: Plan, x: Saved, where: _Chunks, do: Tensor, dr: Tensor, dstates: Tensor, out: Contracted) -> Launch:
