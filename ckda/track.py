@@ -39,7 +39,7 @@ LENGTHS = (8, 16, 32, 64, 128, 256, 512)
 #: what a GPU is asked besides; far words are fewer (:data:`_FAR_WORDS`)
 FAR_LENGTHS = (1024, 4096, 16_384, 65_536)
 _NEAR, _FAR_WORDS = 512, 32
-_WATCHES = 50  # times that the accuracy at the training length is measured during a training
+_WATCHES = 25  # times that the accuracy at the training length is measured during a training
 _STOPPED = 3  # exit status at the time limit
 
 
@@ -171,10 +171,19 @@ def run(args: argparse.Namespace) -> int:
         "environment": environment(device),
         "seconds": round(time.perf_counter() - began, 2),
         "runs": {one.title: found[one.title] for one in runs if one.title in found},
-        "absent": {one.title: "stopped at the time limit" for one in runs if one.title not in found},
+        "absent": {one.title: _unfinished(one) for one in runs if one.title not in found},
     }
     _show(result, out, args.json)
     return _STOPPED if stopped else 0
+
+
+def _unfinished(one: Run) -> str:
+    """How far a run came that the time limit stopped."""
+    recipe, seen = one.ensemble.recipe, one.ensemble.history.get("accuracy")
+    words = f"stopped at the time limit, at update {one.ensemble.step} of {recipe.steps}"
+    if seen:
+        words += f"; then right at length {recipe.curriculum[-1]}: {' '.join(f'{v:.3f}' for v in seen[-1])}"
+    return words
 
 
 def _collect(args: argparse.Namespace) -> int:

@@ -61,6 +61,11 @@ RECIPES: dict[str, Protocol] = {
         {"steps": 30_000},
         {"beta_init": "spread", "start": "quarters"},
     ),
+    "signs": Protocol(
+        "the same with gates whose signs differ from input to input",
+        {"steps": 30_000},
+        {"beta_init": "spread", "start": "signs"},
+    ),
     "short": Protocol("ten stages from length 2 on", {"steps": 30_000, "curriculum": _SHORT}),
     "generators": Protocol(
         "words over two generators first, then over the whole group",

@@ -154,6 +154,24 @@ def _quarters(model: Tracker, task: "WordProblem") -> None:
         rows.copy_(rows.abs() * signs)
 
 
+@torch.no_grad()
+def _signs(model: Tracker, task: "WordProblem") -> None:
+    """:func:`_near_orthogonal` with gates whose signs differ from input to input, not only from channel to channel.
+
+    S4 acts on three dimensions by (I - 2 k k^T) D where both k and the signs D depend on the element: in the basis (1, -1, 0),
+    (1, 1, 0), (0, 0, 1) every element has such a factorisation, and no fixed D serves all of them.
+    """
+    _near_orthogonal(model, task)
+    mixer = model.mixer
+    K = mixer.head_dim
+    for head in _leading(mixer):
+        rows = slice(head * K, (head + 1) * K)
+        gate = mixer.dt_bias[rows].abs().mean()
+        u = mixer.f_proj(model.embedding.weight)[:, rows]
+        mixer.f_proj[1].weight[rows] *= (gate / u.std(0))[:, None]
+        mixer.dt_bias[rows] = 0
+
+
 def _leading(mixer: Any) -> list[int]:
     """The heads that beta spread starts with the larger learning rates."""
     return (mixer.b_proj.bias > 0).nonzero().flatten().tolist()
@@ -195,6 +213,7 @@ STARTS: dict[str, Callable[[Tracker, "WordProblem"], None]] = {
     "random": _random,
     "reflections": _near_orthogonal,
     "quarters": _quarters,
+    "signs": _signs,
     "quaternions": _quaternions,
 }
 

@@ -1,6 +1,7 @@
 """Word problems: letters, tables, the shell game, penalties, tests that carry their state."""
 
 import json
+from itertools import permutations, product
 
 import numpy as np
 import pytest
@@ -159,6 +160,32 @@ def test_orthogonal_starts(start, negative):
     counts = (alpha < 0).sum(-1)
     assert (counts == counts[:1]).all()
     assert negative is None or (counts == negative).all()
+
+
+def test_signs_that_differ_from_input_to_input():
+    torch.manual_seed(0)
+    model = build_tracker("ckda", WordProblem.named("S4"), beta_init="spread", start="signs")
+    lead = model.mixer.b_proj.bias == 4.0
+    alpha = model.symbols()["alpha"][:, lead]  # [24, 6, 16]
+    assert (alpha.abs() > 0.9).float().mean() > 0.6
+    share = (alpha < 0).float().mean(0)
+    assert share.min() > 0.05
+    assert share.max() < 0.95
+
+
+def test_s4_is_reflections_times_signs_in_three_dimensions():
+    """What the start 'signs' is for: each of the 24 matrices is (I - 2 k k^T) D or D, and no D serves all."""
+    basis = torch.tensor([[1, -1, 0], [1, 1, 0], [0, 0, 2**0.5]], dtype=torch.float64) / 2**0.5
+    signs = [torch.tensor(s, dtype=torch.float64) for s in product((1, -1), repeat=3)]
+    eye = torch.eye(3, dtype=torch.float64)
+    elements = [eye[list(p)] * s for p in permutations(range(3)) for s in signs if s.prod() == 1]
+    serving = []
+    for A in elements:
+        rest = [eye - basis @ A @ basis.T * s for s in signs]
+        serving.append({i for i, R in enumerate(rest) if torch.linalg.matrix_rank(R, atol=1e-9) <= 1})
+    assert len(elements) == 24
+    assert all(serving)
+    assert not set.intersection(*serving)
 
 
 def test_questions_of_bigbench():
