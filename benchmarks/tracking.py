@@ -59,9 +59,10 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--updates", type=int, default=60)
     parser.add_argument("--batch", type=int, default=1024)
+    parser.add_argument("--cases", type=int, default=len(CASES), help="how many of the cases (default: all)")
     args = parser.parse_args()
     result: dict = {"what": "benchmarks/tracking.py", "batch": args.batch, "environment": environment(args.device)}
-    for case in CASES:
+    for case in list(CASES)[: args.cases]:
         times = {str(n): round(milliseconds(case, n, args.batch, args.updates, args.device, True), 3) for n in LENGTHS}
         mean = sum(times.values()) / len(times)  # the curriculum's stages are equally long
         result[case] = {"milliseconds": times, "seconds_for_60000": round(60 * mean, 1)}

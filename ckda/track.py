@@ -39,6 +39,7 @@ LENGTHS = (8, 16, 32, 64, 128, 256, 512)
 #: what a GPU is asked besides; far words are fewer (:data:`_FAR_WORDS`)
 FAR_LENGTHS = (1024, 4096, 16_384, 65_536)
 _NEAR, _FAR_WORDS = 512, 32
+_SEGMENT = 96  # steps of a near test that are run at once: what training has compiled serves them
 _WATCHES = 25  # times that the accuracy at the training length is measured during a training
 _STOPPED = 3  # exit status at the time limit
 
@@ -102,7 +103,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--collect", nargs="+", metavar="FOLDER", help="train nothing: bring the runs of these --out folders together"
     )
-    parser.add_argument("--trained-at", metavar="COMMIT", help="with --collect: the commit, where records know none")
+    parser.add_argument(
+        "--trained-at", metavar="COMMIT", help="with --collect: the commit, where records know none or a copy's"
+    )
 
 
 def _positive(text: str) -> int:
@@ -194,7 +197,7 @@ def _collect(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise SystemExit(f"--collect: {error}") from error
     for name, one in runs.items():
-        one["environment"]["commit"] = one["environment"]["commit"] or args.trained_at
+        one["environment"]["commit"] = args.trained_at or one["environment"]["commit"]
         write_json(out / "runs" / f"{name}.json", one)
     some = next(iter(runs.values()))
     _show(
@@ -381,7 +384,7 @@ def _watch(ensemble: Ensemble) -> None:
 
 def _shares(ensemble: Ensemble, task: WordProblem, size: int, length: int) -> Tensor:
     """[R, length] on the CPU: the share of `size` words that each replica has right at each step."""
-    segment = _NEAR if length <= _NEAR else 4 * _NEAR
+    segment = _SEGMENT if length <= _NEAR else 4 * _NEAR
 
     def prefill(tokens: Tensor, cache: Any) -> Any:
         return ensemble.call("prefill", tokens) if cache is None else ensemble.call("prefill", tokens, cache)

@@ -33,18 +33,20 @@ _CLOSED: dict[str, Any] = {"penalties": {"closure": 0.1, "defect": 0.01}}
 RECIPES: dict[str, Protocol] = {
     "paper": Protocol("the paper's protocol: 60,000 updates of 1024 words, lengths 4, 6, 8, 16, 32"),
     "10k": Protocol("the paper's protocol in 10,000 updates", {"steps": 10_000}),
+    "3k": Protocol("the paper's protocol in 3000 updates", {"steps": 3000}),
+    "small": Protocol("the paper's protocol in 5000 updates of 256 words", {"steps": 5000, "batch": 256}),
     "fast": Protocol("the paper's protocol in 1000 updates: S3 in seconds on a GPU", {"steps": 1000}),
     "quick": Protocol("600 updates of 64 words: S3 in a minute or two on a CPU", {"steps": 600, "batch": 64}),
     "closure": Protocol(
-        "equal input and product, equal readout: the rotations learn to close", {"steps": 10_000} | _CLOSED
+        "equal input and product, equal readout: the rotations learn to close", {"steps": 4000} | _CLOSED
     ),
     "closure-alone": Protocol(
-        "the closure penalty without the orthogonality penalty", {"steps": 10_000, "penalties": {"closure": 0.1}}
+        "the closure penalty without the orthogonality penalty", {"steps": 4000, "penalties": {"closure": 0.1}}
     ),
     "closure-strong": Protocol(
-        "the closure penalty ten times as strong", {"steps": 10_000, "penalties": {"closure": 1.0, "defect": 0.01}}
+        "the closure penalty ten times as strong", {"steps": 4000, "penalties": {"closure": 1.0, "defect": 0.01}}
     ),
-    "defect": Protocol("the orthogonality penalty alone", {"steps": 10_000, "penalties": {"defect": 0.01}}),
+    "defect": Protocol("the orthogonality penalty alone", {"steps": 4000, "penalties": {"defect": 0.01}}),
     # what might find S4
     "silu": Protocol("SiLU on q, k and v", {"steps": 30_000}, {"activate": ("q", "k", "v")}),
     "silu-keys": Protocol("SiLU on the keys", {"steps": 30_000}, {"activate": ("k",)}),
@@ -73,6 +75,14 @@ RECIPES: dict[str, Protocol] = {
             "steps": 30_000,
             "curriculum": (4, 8, 16, 32, 4, 8, 16, 32),
             "letters": ("generators",) * 4 + ("all",) * 4,
+        },
+    ),
+    "involutions": Protocol(
+        "words over elements of order 1 and 2 first, most of which are reflections, then over the whole group",
+        {
+            "steps": 30_000,
+            "curriculum": (4, 8, 16, 4, 6, 8, 16, 32),
+            "letters": ("involutions",) * 3 + ("all",) * 5,
         },
     ),
     "half": Protocol(

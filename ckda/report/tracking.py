@@ -33,6 +33,7 @@ PUBLISHED: dict[str, dict[str, tuple[float, float, float]]] = {
     "A5": {"ckda+theory": (1.0, 1.0, 1.0)},
 }
 PUBLISHED_LENGTHS = (32, 128, 512)
+_SHORTER = ("paper", "10k", "3k", "small")  # the protocol and what differs from it in updates or words alone
 
 #: arm -> (label, colour); the ranges of the gate and of beta, as in fig:group_word_problems
 ARM_LABELS = {
@@ -78,7 +79,7 @@ def extrapolation_figure(result: dict[str, Any]) -> Any:
 
 def published(run: dict[str, Any]) -> tuple[float, float, float] | None:
     """What the paper has for a run of ``ckda track``, if it does."""
-    name = run["mixer"] + ("" if run["recipe_name"] in ("paper", "10k") else f"+{run['recipe_name']}")
+    name = run["mixer"] + ("" if run["recipe_name"] in _SHORTER else f"+{run['recipe_name']}")
     return PUBLISHED.get(run["group"], {}).get(name)
 
 
@@ -150,7 +151,7 @@ _MORE = ("#2f7f4f", "#c8553d", "#b58900", "#6c3fa0", "#2c8c99", "#8c564b", "#e37
 
 
 def _colour(run: dict[str, Any], place: int) -> str:
-    if run["mixer"] in ARM_LABELS and run["recipe_name"] in ("paper", "10k", "quick"):
+    if run["mixer"] in ARM_LABELS and run["recipe_name"] in (*_SHORTER, "quick"):
         return ARM_LABELS[run["mixer"]][1]
     return _MORE[place % len(_MORE)]
 

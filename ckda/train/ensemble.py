@@ -20,6 +20,7 @@ from ckda.record import write_bytes
 from ckda.tasks import PenalizedTask, Task
 from ckda.train.optimizers import AdamW, Muon
 from ckda.train.recipe import Recipe
+from ckda.train.stacked_linear import stack_linear_layers
 
 __all__ = ["Ensemble"]
 
@@ -64,6 +65,8 @@ class Ensemble:
         muon = {name for name, p in models[0].named_parameters() if uses_muon(name, p)}
         self.parameters, self.buffers = stack_module_state(models)
         self.skeleton = copy.deepcopy(models[0]).to("meta")
+        if torch.device(device).type == "cuda":
+            stack_linear_layers(self.skeleton)
         self.muon_names = [name for name in self.parameters if name in muon]
         self.adamw_names = [name for name in self.parameters if name not in muon]
         decay = recipe.weight_decay
