@@ -11,7 +11,7 @@
 #   ranges    S3 and S4, four range settings, three seeds, the paper's 60,000 updates: fig:group_word_problems
 #   mixers    all mixers on S3, one seed, 10,000 updates: fig:group_word_problems_baselines
 #   silu      the same with SiLU on the keys
-#   screen    S4: what might find its representation, eight seeds each, 20,000 smaller updates
+#   screen    S4: what might find its representation, six seeds each, 20,000 smaller updates
 #   search    S4: 24 seeds, the best three go on; MORE="+silu" and the like joins what the screening found
 #   a5        A5 from random starts: 24 seeds, the best three go on
 #   figures   no training: figures, tables and findings from the folders of the other pieces, into OUT/figures
@@ -48,13 +48,13 @@ for piece in "${pieces[@]}"; do
     bench) "$python" benchmarks/tracking.py --device "${DEVICE:-cuda}" --out "$out/bench" ;;
     timing) track S3 --recipe fast ;;
     theory) track A5 --recipe theory ;;
-    closure) track S3 --recipe closure,closure-alone,closure-strong,defect,10k ;;
+    closure) track S3 --recipe closure,closure-alone,closure-strong,defect,3k ;;
     ranges) track S3 S4 --mixer ranges ;;
     mixers) track S3 --mixer all --recipe 10k --seeds 1 --together 9 ;;
     silu) track S3 --mixer all --recipe silu-keys+10k --seeds 1 --together 9 ;;
     screen)
-      track S4 --recipe paper,silu,silu-keys,spread,reflections,quarters,short,generators,half,homomorphism \
-        --steps 20000 --batch 256 --seeds 8 --together 10 --lengths 8,16,32,64,128,512 ;;
+      track S4 --recipe paper,silu,silu-keys,spread,reflections,quarters,signs,short,generators,involutions,half,homomorphism \
+        --steps 20000 --batch 256 --seeds 6 --together 12 --lengths 8,16,32,64,128,512 ;;
     search) track S4 --recipe "culled${MORE:-}+closure-late,silu+reflections+short+culled+closure-late" ;;
     a5) track A5 --recipe "quarters+culled${MORE:-},short+culled${MORE:-}" ;;
     figures) figures ;;

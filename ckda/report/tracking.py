@@ -33,7 +33,7 @@ PUBLISHED: dict[str, dict[str, tuple[float, float, float]]] = {
     "A5": {"ckda+theory": (1.0, 1.0, 1.0)},
 }
 PUBLISHED_LENGTHS = (32, 128, 512)
-_SHORTER = ("paper", "10k", "3k", "small")  # the protocol and what differs from it in updates or words alone
+_SHORTER = ("paper", "10k", "3k", "fast", "small")  # the protocol and what differs from it in updates or words alone
 
 #: arm -> (label, colour); the ranges of the gate and of beta, as in fig:group_word_problems
 ARM_LABELS = {
