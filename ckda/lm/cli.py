@@ -116,8 +116,8 @@ def _prepare(args: argparse.Namespace) -> int:
         strict=args.strict,
         workers=1 if args.smoke else args.workers,
     )
-    with deferred_interrupt() as asked, _counter("tokens", args.json) as show:
-        index = prepare(sources, out, options, lambda counts, tokens: show(tokens, counts["broken"]), asked)
+    with deferred_interrupt() as asked, _counter(args.json) as show:
+        index = prepare(sources, out, options, show, asked)
     brief = {"out": str(out), "tokens": index["tokens"], "counts": index["counts"], "seconds": index["seconds"]}
     if args.json:
         print(json.dumps(brief))
@@ -133,17 +133,22 @@ def _prepare(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _counter(unit: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """A line every two seconds on standard error: how much is done and how fast (the whole is not known before)."""
+def _counter(quiet: bool) -> Iterator[Callable[[dict[str, int], int, float | None], None]]:
+    """A line every two seconds on standard error: how much is done, how fast, what is left."""
     began = said = time.perf_counter()
 
-    def show(done: int, broken: int) -> None:
+    def show(counts: dict[str, int], tokens: int, fraction: float | None) -> None:
         nonlocal said
         now = time.perf_counter()
-        if not quiet and now - said > 2:
-            said = now
-            extra = f", {broken} broken records" if broken else ""
-            print(f"{done / 1e6:8.1f} M {unit}, {done / 1e6 / (now - began):.2f} M/s{extra}", file=sys.stderr)
+        if quiet or now - said < 2:
+            return
+        said = now
+        parts = [f"{tokens / 1e6:.1f} M tokens, {tokens / 1e6 / (now - began):.2f} M/s"]
+        if counts["broken"]:
+            parts.append(f"{counts['broken']} broken records")
+        if fraction:
+            parts.append(f"about {(now - began) * (1 - fraction) / fraction:.0f} s left")
+        print(", ".join(parts), file=sys.stderr)
 
     yield show
 

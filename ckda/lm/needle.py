@@ -150,9 +150,25 @@ def harness_samples(name: str, length: int, count: int, tokenizer: Any, text: st
         haystack = re.sub(r"\s+", " ", text).split(" ") if text else prepare_niah.get_haystack("essay")
     else:
         haystack = prepare_niah.get_haystack("repeat")
-    rows = prepare_niah.generate_samples(
+    try:
+        rows = _harness_rows(prepare_niah, niah_utils, kind, haystack, Counter(), length, count)
+    except LookupError as error:
+        raise ValueError(
+            f"lm-eval's builder needs nltk's sentences: python -m nltk.downloader punkt_tab ({name})"
+        ) from error
+    found = []
+    for row in rows:
+        prompt, value = f"{row['input']} {row['gen_prefix']}", row["outputs"][0]
+        found.append(Sample(prompt, value, prompt.find(value) / len(prompt)))
+    return found
+
+
+def _harness_rows(
+    prepare_niah: Any, niah_utils: Any, kind: Kind, haystack: Any, counter: Any, length: int, count: int
+) -> list[dict[str, Any]]:
+    return prepare_niah.generate_samples(
         haystack,
-        Counter(),
+        counter,
         max_seq_length=length,
         type_haystack="essay" if kind.text else "repeat",
         type_needle_k="words",
@@ -161,11 +177,6 @@ def harness_samples(name: str, length: int, count: int, tokenizer: Any, text: st
         num_samples=count,
         num_needle_k=kind.needles,
     )
-    found = []
-    for row in rows:
-        prompt, value = f"{row['input']} {row['gen_prefix']}", row["outputs"][0]
-        found.append(Sample(prompt, value, prompt.find(value) / len(prompt)))
-    return found
 
 
 @torch.no_grad()

@@ -261,7 +261,6 @@ class Trainer:
         data = self.eval_data
         assert data is not None
         count = max(1, min(len(data), self.recipe.eval_tokens // self.recipe.length))
-        count = count // self.micro * self.micro or count  # whole micro-batches: one shape for compiled layers
         parts = [np.arange(i, min(i + self.micro, count)) for i in range(0, count, self.micro)]
         total = torch.zeros(2, dtype=torch.float64, device=self.world.device)
         self.model.eval()

@@ -73,7 +73,7 @@ def test_interrupted_and_resumed_gives_the_same_shards(corpus: Path, tmp_path: P
     done = json.loads((tmp_path / "broken" / "progress.json").read_text())["counts"]["pieces"]
     assert done == 5
     seen: list[int] = []
-    prepare([str(corpus)], tmp_path / "broken", options, lambda counts, tokens: seen.append(counts["pieces"]))
+    prepare([str(corpus)], tmp_path / "broken", options, lambda counts, *_: seen.append(counts["pieces"]))
     assert seen[0] == done + 1
     for split in ("train", "held_out"):
         assert texts_of(tmp_path / "broken", split) == texts_of(tmp_path / "whole", split)
