@@ -294,7 +294,7 @@ def large(args: argparse.Namespace, out: Path) -> None:
     device = pick_device(args.device)
     tokens = out / "tokens-32k"
     vocab = 512 if args.smoke else 32000
-    prepare([args.text], tokens, Preparation(tokenizer=f"train:{vocab}", held_out=0.02))
+    prepare([args.text], tokens, Preparation(tokenizer=f"train:{vocab}", held_out=0.02, workers=4))
     model = f"{'tiny' if args.smoke else '1.3B'}:{args.arm}"
     trainer = _trainer(
         args,

@@ -197,11 +197,12 @@ def loglikelihoods(
     does not see it. An empty context becomes the token `start`. Logits exist at the scored places only.
     """
     device = model.get_output_embeddings().weight.device
-    order = sorted(range(len(pairs)), key=lambda i: -len(pairs[i][0]) - len(pairs[i][1]))
+    sizes = [max(1, len(context)) + len(tail) for context, tail in pairs]
+    order = sorted(range(len(pairs)), key=lambda i: -sizes[i])
     out: list[tuple[float, bool]] = [(0.0, False)] * len(pairs)
     place = 0
     while place < len(order):
-        width = max(2, sum(map(len, pairs[order[place]])))
+        width = -(-sizes[order[place]] // 64) * 64  # few shapes: kernels are built by shape
         chosen = order[place : place + max(1, tokens // width)]
         place += len(chosen)
         ids = torch.zeros(len(chosen), width, dtype=torch.long)

@@ -458,8 +458,8 @@ def prepare(
 ) -> dict[str, Any]:
     """Tokenise the sources into `out` and return its index; an interrupted call goes on where its last shard ended.
 
-    `show(counts, tokens, fraction)` is called after every piece, with the part of the sources that was read; where `stop()` is true the open shard is closed and
-    KeyboardInterrupt raised.
+    `show(counts, tokens, fraction)` is called after every piece, with the part of the sources that was read; where `stop()` is
+    true the open shard is closed and KeyboardInterrupt raised.
     """
     out, files = Path(out), expand(sources)
     out.mkdir(parents=True, exist_ok=True)
