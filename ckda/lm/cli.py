@@ -60,10 +60,20 @@ def _add_params(parser: argparse.ArgumentParser) -> None:
 def _params(args: argparse.Namespace) -> int:
     from ckda.models import ladder
 
-    rows = [row._asdict() for row in ladder.totals()]
+    totals = ladder.totals()
     out = make_folder(args.out)
+    rows = [total._asdict() for total in totals]
     write_json(out / "params.json", {"what": "ckda lm params", "totals": rows})
-    print(json.dumps(rows) if args.json else ladder.parameter_table())
+    if args.json:
+        print(json.dumps(rows))
+        return 0
+    print(f"{'size':<9} {'arm':<14} {'counted':>9} {'paper':>9}   (millions)")
+    for total in totals:
+        paper = "-" if total.paper is None else f"{total.paper:.2f}"
+        print(f"{total.size:<9} {total.arm:<14} {total.parameters / 1e6:>9.2f} {paper:>9}")
+    for size, rung in ladder.CONFIGS.items():
+        if rung.note:
+            print(f"{size}: {rung.note}")
     return 0
 
 
@@ -290,7 +300,7 @@ def train_in(world: Any, args: argparse.Namespace) -> tuple[int, dict[str, Any] 
         "seconds": round(seconds, 2),
         "updates": outcome.step - first,
         **summary(outcome.rows),
-        "log": outcome.rows,
+        "log": thinned(outcome.rows),
         "environment": environment(world.device),
     }
     write_json(out / "train.json", result)
@@ -312,6 +322,19 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "mfu": mfus[len(mfus) // 2] if mfus else None,
         "memory_gib": max(memory) if memory else None,
     }
+
+
+def thinned(rows: list[dict[str, Any]], most: int = 2000) -> list[dict[str, Any]]:
+    """All validations and at most about `most` updates, evenly spaced and with the last one; log.jsonl has them all.
+
+    Example:
+        >>> [row["step"] for row in thinned([{"step": s, "loss": 1.0} for s in range(1, 8)], most=3)]
+        [1, 4, 7]
+    """
+    updates = [row for row in rows if "loss" in row]
+    every = -(-len(updates) // most)
+    kept = {id(row) for row in updates[:: max(1, every)]} | {id(row) for row in updates[-1:]}
+    return [row for row in rows if "loss" not in row or id(row) in kept]
 
 
 def recipe_of(args: argparse.Namespace, device: str) -> Any:

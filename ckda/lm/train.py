@@ -35,6 +35,10 @@ __all__ = ["NotFinite", "Options", "Outcome", "Trainer"]
 REASONS = (None, "time limit", "SIGUSR1", "SIGTERM", "SIGINT")
 
 
+#: what a configuration says about how a model is run, not which one it is
+_HOW = ("backend", "loss_chunk", "transformers_version", "use_cache", "dtype", "_name_or_path")
+
+
 class NotFinite(RuntimeError):
     """The loss or the gradient stopped being a number."""
 
@@ -132,15 +136,17 @@ class Trainer:
 
     def save(self) -> Path:
         """Write a checkpoint of this step."""
-        config = self.plain.config.to_dict() if hasattr(self.plain.config, "to_dict") else {}
         about = {
             "recipe": asdict(self.recipe),
             "key": self.recipe.key(),
-            "config": _jsonable(config),
+            "config": self._config(),
             "data": self._data_key(),
         }
         folder = self.out / "checkpoints"
         return checkpoint.save(folder, self.step, self.tensors(), about, self.world, self.options.keep)
+
+    def _config(self) -> dict[str, Any]:
+        return _jsonable(self.plain.config.to_dict())
 
     def _data_key(self) -> list[str]:
         return [shard["sha256"] for shard in self.train_data.store.shards]
@@ -167,6 +173,10 @@ class Trainer:
     def _load(self, path: Path, manifest: dict[str, Any]) -> None:
         if manifest["data"] != self._data_key():
             raise ValueError(f"{path} was trained on other tokens than {self.train_data.store.folder}")
+        own, theirs = self._config(), manifest["config"]
+        differ = [k for k, v in own.items() if k not in _HOW and theirs.get(k) != v]
+        if differ:
+            raise ValueError(f"{path} is of another model: {', '.join(differ)} differ; choose another --out")
         checkpoint.load(path, self.tensors(), self.world)
         self._set_count(manifest["step"])
 
@@ -326,6 +336,8 @@ def prefetched(
 
     def work() -> None:
         try:
+            if pin:
+                torch.cuda.set_device(device)  # a thread starts on device 0
             for batch in source:
                 put({k: v.pin_memory() if pin and isinstance(v, Tensor) else v for k, v in batch.items()})
                 if done.is_set():

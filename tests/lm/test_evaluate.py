@@ -56,6 +56,24 @@ def test_batched_loglikelihoods_equal_those_by_hand(model: Any) -> None:
     assert not found[0][1]
 
 
+def test_loglikelihoods_equal_those_of_lm_eval(model: Any, tokenizer: Any) -> None:
+    pytest.importorskip("lm_eval")
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+    from transformers import PreTrainedTokenizerFast
+
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>", pad_token="<|endoftext|>")
+    texts = [("the cup", " moves left"), ("where is ", "the shell"), ("under", " over and over."), ("now", " now")]
+    lm = HFLM(pretrained=model, tokenizer=wrapped, batch_size=2, max_length=128)
+    theirs = lm.loglikelihood(
+        [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(texts)], disable_tqdm=True
+    )
+    ours = loglikelihoods(model, [split_pair(tokenizer, *pair) for pair in texts])
+    for (value, best), (wanted, greedy) in zip(ours, theirs, strict=True):
+        assert value == pytest.approx(wanted, abs=1e-4)
+        assert best == greedy
+
+
 def test_scores_of_a_toy() -> None:
     documents = [Document([([1], [2]), ([1], [3, 4])], [1, 10], 0), Document([([1], [2]), ([1], [3])], [1, 1], 1)]
     scores = [(-2.0, False), (-4.0, False), (-1.0, True), (-3.0, False)]

@@ -212,6 +212,15 @@ def test_damaged_and_foreign_checkpoints(tokens: Path, tmp_path: Path, capsys: p
         trainer(tokens, tmp_path, steps=12, lr=0.5).load(folder / "step-00000006")
     with pytest.raises(ValueError, match="no checkpoint"):
         checkpoint.read_manifest(tmp_path)
+    other = trainer(tokens, tmp_path, steps=12)
+    other.plain.config.mixer = "kda"  # the same shapes
+    with pytest.raises(ValueError, match="another model: mixer differ"):
+        other.load(folder / "step-00000006")
+
+
+def test_recomputed_activations_give_the_same_run(unbroken: Path, tokens: Path, tmp_path: Path) -> None:
+    trainer(tokens, tmp_path, options=Options(checkpointing=True)).run()
+    assert losses(tmp_path) == losses(unbroken)
 
 
 def test_old_checkpoints_go(tokens: Path, tmp_path: Path) -> None:
