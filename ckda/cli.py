@@ -10,7 +10,7 @@ from pathlib import Path
 VERBS: dict[str, tuple[str, str, str]] = {
     "demo": ("ckda.demo", "demo", "train four range settings of KDA on the S3 word problem and draw the report"),
     "audio": ("ckda.audio", "demo", "continue a groove after half a bar: CKDA, KDA, DeltaProduct, GRU, Transformer"),
-    "inspect": ("ckda.analysis.cli", "demo", "what a trained model does: inspect audio RUN"),
+    "inspect": ("ckda.analysis.cli", "demo", "what a trained model does: inspect audio RUN, inspect lm PATH"),
     "lm": ("ckda.lm.cli", "lm", "language models: params, prepare, train, ladder, eval, generate"),
     "needle": ("ckda.lm.needle", "lm", "find a needle in a haystack of 1K to 8K tokens (RULER)"),
     "theory": ("ckda.theory.cli", "theory", "the paper's claims as programs: list, verify, show, table"),

@@ -9,6 +9,10 @@ SUBJECTS: dict[str, tuple[str, str]] = {
         "ckda.analysis.audio",
         "a run of `ckda audio`: spectra on blank input, and life without the complex modes",
     ),
+    "lm": (
+        "ckda.analysis.lm",
+        "a language model: negative gates, learning rates above 1 and complex eigenvalues, by layer and over checkpoints",
+    ),
 }
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
-from ckda.layers.parts import position_in_sequence
+from ckda.layers.parts import autocast_dtype, position_in_sequence
 
 __all__ = ["Attention", "RMSNorm", "Sight", "fused_kernel_serves", "rotary", "rotate"]
 
@@ -206,7 +206,7 @@ def fused_kernel_serves(x: Tensor, head_dim: int, window: int | None = None) -> 
     """Whether torch's attention for packed sequences takes such heads for an input like x: memory O(T) then."""
     if _varlen_attn is None or x.device.type != "cuda" or head_dim % 8 or head_dim > 256:
         return False
-    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+    dtype = autocast_dtype(x.device) or x.dtype
     return dtype in (torch.bfloat16, torch.float16) and (window is None or _HAS_WINDOW)
 
 

@@ -147,12 +147,14 @@ class ComplexKDA(nn.Module):
 
         Call it again after re-initialising the projections: the spreads scale what is there.
         """
+        if self.o_proj.weight.is_meta:  # shapes without values
+            return
         spread = self.gate_init == "spread"
         self.A_log.copy_(init_A_log(self.gate, self.num_v_heads))
         self.dt_bias.copy_(init_dt_bias(self.gate, self.A_log, self.head_dim, spread=spread))
         if spread:
             self.f_proj[1].get_parameter("weight").mul_(0.1)
-        if self.beta_init == "spread" and not self.b_proj.weight.is_meta:  # whose weights have no spread to measure
+        if self.beta_init == "spread":
             z_std = float(self.b_proj.weight.float().std(correction=0)) * self.hidden_size**0.5
             gamma, b0 = beta_spread(z_std)
             self.b_proj.weight.mul_(gamma)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-__all__ = ["HeadNorm", "ShortConvolution", "position_in_sequence"]
+__all__ = ["HeadNorm", "ShortConvolution", "autocast_dtype", "position_in_sequence"]
 
 
 class ShortConvolution(nn.Module):
@@ -75,3 +75,16 @@ class HeadNorm(nn.Module):
         if gate is not None:
             wide = wide * torch.sigmoid(gate.to(wide.dtype))
         return wide.to(o.dtype)
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The dtype of autocast where it is on for this device, or None.
+
+    Example:
+        >>> with torch.autocast("cpu", torch.bfloat16):
+        ...     autocast_dtype(torch.device("cpu")), autocast_dtype(torch.device("meta"))
+        (torch.bfloat16, None)
+    """
+    kind = device.type
+    on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if on else None

@@ -1,6 +1,7 @@
 """The paper's model sizes as data (tab:ladder-configs, tab:model-configs), and their parameter totals beside the printed ones."""
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -256,8 +257,13 @@ def totals(arms: tuple[str, ...] | None = None) -> list[Total]:
     for size, rung in CONFIGS.items():
         table = rung.paper or CONFIGS["340M"].paper
         for arm in arms or table:
-            rows.append(Total(size, arm, num_parameters(build(size, arm)), rung.paper.get(arm)))
+            rows.append(Total(size, arm, _count(size, arm), rung.paper.get(arm)))
     return rows
+
+
+@cache
+def _count(size: str, arm: str) -> int:
+    return num_parameters(build(size, arm))
 
 
 def parameter_table() -> str:

@@ -14,7 +14,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 from ckda.layers.attention import Attention, RMSNorm, Sight, fused_kernel_serves, rotary
 from ckda.layers.complex_kda import ComplexKDA
-from ckda.layers.parts import HeadNorm, ShortConvolution, position_in_sequence
+from ckda.layers.parts import HeadNorm, ShortConvolution, autocast_dtype, position_in_sequence
 from ckda.models.cache import ModelCache
 from ckda.models.config import ComplexKDAConfig
 from ckda.models.loss import linear_cross_entropy, next_token_labels
@@ -154,11 +154,11 @@ class ComplexKDAModel(ComplexKDAPreTrainedModel):
             position_ids: [B, T] for the rotary positions; by default counted from each sequence's first token.
             use_cache: by default only outside training, and as the configuration says.
         """
+        _refuse_unknown(kwargs)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        if torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
+        x = x.to(autocast_dtype(x.device) or x.dtype)
         cache = self._cache(past_key_values, use_cache, cu_seqlens)
         context = self._context(x, attention_mask, position_ids, cache, cu_seqlens)
         hidden: list[Any] = []
@@ -224,6 +224,15 @@ class ComplexKDAModel(ComplexKDAPreTrainedModel):
         return result
 
 
+def _refuse_unknown(kwargs: dict[str, Any]) -> None:
+    """What transformers may send along and this model has no use for passes; a misspelt argument does not."""
+    for name, value in kwargs.items():
+        if name not in ("output_attentions", "cache_position", "token_type_ids", "is_first_iteration"):
+            raise TypeError(f"forward() got an unexpected argument {name!r}")
+        if name == "output_attentions" and value:
+            raise ValueError("output_attentions is True; the attention weights never exist here")
+
+
 def _padding(attention_mask: Tensor, B: int, S: int, cached: bool) -> Tensor | None:
     """bool [B, S], False at padding; None where there is none (read back only outside training and compilation)."""
     if attention_mask.shape != (B, S):
@@ -281,7 +290,6 @@ class ComplexKDAForCausalLM(ComplexKDAPreTrainedModel, GenerationMixin):
         cu_seqlens: Tensor | None = None,
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
-        shift_labels: Tensor | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         **kwargs: Any,
@@ -290,13 +298,16 @@ class ComplexKDAForCausalLM(ComplexKDAPreTrainedModel, GenerationMixin):
 
         Args:
             labels: [B, T], like input_ids: they are moved by one here, within each packed sequence. -100 does not count.
-            shift_labels: labels that are moved already, instead.
+            shift_labels (by name, among kwargs: transformers' Trainer takes every argument called labels for required):
+                labels that are moved already, instead.
             num_items_in_batch: what the summed loss is divided by (default: the labels that count).
             logits_to_keep: only the last so many positions (0: all), or the positions named.
 
         Returns:
             In training with labels the logits are None: the loss is computed chunk by chunk and they never exist at once.
         """
+        shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
+        _refuse_unknown(kwargs)
         out = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

@@ -7,12 +7,17 @@ For tokens with hidden states h [N, d], weight W [V, d] and labels y [N], with l
 so the gradient of the logits is known as soon as the logits are: the forward pass computes dh and dW and drops the chunk.
 """
 
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ckda.layers.parts import autocast_dtype
+
 __all__ = ["IGNORED", "linear_cross_entropy", "next_token_labels"]
+
+_HAS_TRITON = find_spec("triton") is not None
 
 #: the label of a token that does not count
 IGNORED = -100
@@ -44,9 +49,7 @@ def linear_cross_entropy(
             f"the shape of labels is {list(labels.shape)}; it must be that of hidden without d, {list(hidden.shape[:-1])}"
         )
     hidden, labels = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
-    kind = hidden.device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        hidden = hidden.to(torch.get_autocast_dtype(kind))
+    hidden = hidden.to(autocast_dtype(hidden.device) or hidden.dtype)
     if count is None:
         count = (labels != IGNORED).sum().clamp_min(1)
     count = torch.as_tensor(count, device=hidden.device, dtype=_wide(hidden))
@@ -85,14 +88,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
         total = torch.zeros((), dtype=wide, device=hidden.device)
         dhidden = torch.empty_like(hidden) if needs else None
         dweight = torch.zeros(weight.shape, dtype=wide, device=weight.device) if needs else None
-        with torch.autocast(hidden.device.type, enabled=False):
-            for start in range(0, hidden.shape[0], chunk):
-                rows = slice(start, start + chunk)
-                losses, dlogits = _chunk(hidden[rows] @ narrow.T, labels[rows], needs)
-                total = total + losses.sum()
-                if dhidden is not None and dweight is not None:
-                    dhidden[rows] = dlogits @ narrow
-                    dweight += dlogits.T @ hidden[rows]
+        for start in range(0, hidden.shape[0], chunk):
+            rows = slice(start, start + chunk)
+            losses, dlogits = _chunk(hidden[rows] @ narrow.T, labels[rows], needs)
+            total = total + losses.sum()
+            if dhidden is not None and dweight is not None:
+                dhidden[rows] = dlogits @ narrow
+                dweight += dlogits.T @ hidden[rows]
         if dhidden is not None and dweight is not None:
             ctx.save_for_backward(dhidden, dweight)
         ctx.weight_dtype = weight.dtype
@@ -106,7 +108,19 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _chunk(logits: Tensor, labels: Tensor, needs: bool) -> tuple[Tensor, Tensor]:
-    """Losses [n] and their gradient [n, V] of one chunk's logits [n, V]; the gradient in the logits' dtype."""
+    """Losses [n] and their gradient [n, V] of one chunk's logits [n, V]; the gradient in the logits' dtype.
+
+    On a GPU one kernel does it in place; a compiled program makes its own from the lines below.
+    """
+    if (
+        logits.device.type == "cuda"
+        and _HAS_TRITON
+        and logits.dtype != torch.float64
+        and not torch.compiler.is_compiling()
+    ):
+        from ckda.models.loss_kernel import cross_entropy_rows
+
+        return cross_entropy_rows(logits, labels, IGNORED, needs)
     wide = logits.to(_wide(logits))
     counts = labels != IGNORED
     target = torch.where(counts, labels, 0).unsqueeze(-1)

@@ -1,5 +1,9 @@
 """The chunked cross-entropy against torch's on the whole logits: value, gradients, what does not count, precision."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -106,3 +110,49 @@ def test_on_a_gpu(V):
     torch.testing.assert_close(ours.double(), plain, rtol=2e-3, atol=0)
     for a, b in zip(torch.autograd.grad(ours, (h16, w16)), torch.autograd.grad(plain, (h64, w64)), strict=True):
         assert (a.double() - b).norm() < 0.01 * b.norm()
+
+
+KERNEL = """
+import torch
+from ckda.models.loss_kernel import cross_entropy_rows, rows_kernel
+torch.manual_seed(0)
+for V, dtype, tolerance in ((37, torch.float32, 1e-5), (4096, torch.float16, 2e-3), (9001, torch.float32, 1e-5)):
+    z = (torch.randn(5, V + 3) * 4).to(dtype)[:, :V]  # rows that do not lie end to end
+    labels = torch.tensor([0, V - 1, -100, 5, V // 2])
+    exact = z.double().requires_grad_()
+    plain = torch.nn.functional.cross_entropy(exact, labels, reduction="none", ignore_index=-100)
+    plain.sum().backward()
+    losses, kept = cross_entropy_rows(z.clone(), labels, -100, False)
+    torch.testing.assert_close(losses.double(), plain.detach(), rtol=tolerance, atol=tolerance)
+    assert torch.equal(kept, z)
+    wide = torch.empty_strided((5, V), (V + 3, 1), dtype=dtype).copy_(z)
+    losses, dz = cross_entropy_rows(wide, labels, -100, True)
+    torch.testing.assert_close(losses.double(), plain.detach(), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(dz.double(), exact.grad, rtol=tolerance, atol=tolerance)
+print("equal")
+"""
+
+COMPILED = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from ckda.models.loss_kernel import BLOCK, NUM_WARPS, rows_kernel
+for dtype in ("bf16", "fp32"):
+    for needs in (True, False):
+        signature = {"logits": f"*{dtype}", "labels": "*i64", "losses": "*fp32", "stride": "i32", "V": "i32"}
+        signature |= dict.fromkeys(("IGNORED", "NEEDS", "BLOCK"), "constexpr")
+        source = ASTSource(rows_kernel, signature, {"IGNORED": -100, "NEEDS": needs, "BLOCK": BLOCK})
+        built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": NUM_WARPS})
+        assert built.asm["cubin"]
+print("built")
+"""
+
+
+@pytest.mark.parametrize(("code", "interpret", "said"), [(KERNEL, "1", "equal"), (COMPILED, "0", "built")])
+def test_the_kernel_in_the_interpreter_and_for_hopper(code, interpret, said):
+    """In a process of its own: Triton decides at import whether it interprets."""
+    pytest.importorskip("triton")
+    environment = os.environ | {"TRITON_INTERPRET": interpret}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == said
