@@ -353,9 +353,9 @@ def main() -> None:
     parser.add_argument("--size", default="47M")
     parser.add_argument("--arms", help=f"with commas (default for train: {','.join(RUNS)})")
     parser.add_argument("--tokens", default="24M", help="of each run (default: %(default)s)")
-    parser.add_argument("--length", type=int, default=2048)
-    parser.add_argument("--batch", type=int, default=16, help="sequences an update (default: %(default)s)")
-    parser.add_argument("--micro", type=int, default=0)
+    parser.add_argument("--length", type=int, help="tokens a sequence (default: 2048, large: 4096)")
+    parser.add_argument("--batch", type=int, help="sequences an update (default: 16, large: 8)")
+    parser.add_argument("--micro", type=int, help="sequences at once (default: all, large: 4)")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument(
         "--warmup", type=int, default=70, help="updates; the paper's 2000 are for budgets of billions of tokens"
@@ -375,6 +375,12 @@ def main() -> None:
     parser.add_argument("--checkpointing", action="store_true", help="large: recompute activations")
     args = parser.parse_args()
     out = make_folder(args.out)
+    usual = (
+        {"length": 4096, "batch": 8, "micro": 4} if args.mode == "large" else {"length": 2048, "batch": 16, "micro": 0}
+    )
+    for name, value in usual.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
     if args.smoke:
         args.length, args.batch, args.steps, args.rounds = 64, 4, 2, 1
         args.data = args.data or str(cli.tiny_tokens(out / "tokens"))

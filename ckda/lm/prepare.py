@@ -29,7 +29,7 @@ import numpy as np
 from ckda.lm.data import FORMAT, TokenStore, file_sum
 from ckda.record import read_json, write_bytes, write_json, write_text
 
-__all__ = ["BrokenRecord", "Preparation", "load_tokenizer", "prepare", "train_tokenizer"]
+__all__ = ["BrokenRecord", "Preparation", "end_token", "load_tokenizer", "prepare", "train_tokenizer"]
 
 
 def _open_zst(raw: IO[bytes], mode: str) -> Any:
@@ -268,11 +268,16 @@ def train_tokenizer(texts: Iterator[str], size: int) -> Any:
     return tokenizer
 
 
-def _end_id(tokenizer: Any, wanted: str | None) -> int:
+def end_token(tokenizer: Any, wanted: str | None = None) -> str:
+    """The token that closes documents: the one wanted, or the first of the usual ones that the tokenizer has.
+
+    Example:
+        >>> end_token(train_tokenizer(iter(["a b"]), 260))
+        '<|endoftext|>'
+    """
     for token in [wanted] if wanted else _END_TOKENS:
-        found = tokenizer.token_to_id(token)
-        if found is not None:
-            return int(found)
+        if tokenizer.token_to_id(token) is not None:
+            return token
     tried = wanted or ", ".join(_END_TOKENS)
     raise ValueError(f"the tokenizer has no token {tried} to close documents with: name one with --end-token")
 
@@ -464,7 +469,7 @@ def prepare(
     out, files = Path(out), expand(sources)
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer_for(files, out, options)
-    end = _end_id(tokenizer, options.end_token)
+    end = tokenizer.token_to_id(end_token(tokenizer, options.end_token))
     vocab = tokenizer.get_vocab_size(with_added_tokens=True)
     dtype = "uint16" if vocab <= 1 << 16 else "uint32"
     tokenizer_sum = file_sum(out / "tokenizer.json")
