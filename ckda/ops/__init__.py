@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ckda.ops import custom
+from ckda.ops import custom, triton
 from ckda.ops.call import Call
 from ckda.ops.registry import BACKENDS, Choice, choose
 from ckda.ops.validate import check_call, check_values
@@ -243,6 +243,9 @@ def complex_kda_step(
         output_final_state=True,
         **options,
     )
+    if q.device.type == "cuda" and triton.refuses(call) is None and not custom.needs_gradient(call):
+        o, following = triton.step(call, inplace)
+        return o.squeeze(1), following
     with _full_precision(q.device):
         o, following = BACKENDS["reference"].forward(call)
     if inplace:

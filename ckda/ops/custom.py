@@ -9,7 +9,7 @@ from torch import Tensor
 from ckda.ops.call import Call, Gradients
 from ckda.ops.registry import BACKENDS, Backend
 
-__all__ = ["apply"]
+__all__ = ["apply", "needs_gradient"]
 
 _TENSORS = Call._fields[: Call._fields.index("gate")]
 _SCHEMA = (
@@ -119,7 +119,7 @@ def _vmap(info: Any, in_dims: tuple, *arguments: Any) -> tuple[list[Tensor], lis
     folded = {}
     for name, x, dim in zip(_TENSORS, rest[:num], in_dims[:num], strict=True):
         folded[name] = None if x is None else _fold(name, x, dim, R)
-    outputs = torch.ops.ckda.complex_kda(*folded.values(), *rest[num:], _needs_gradient(rest))
+    outputs = torch.ops.ckda.complex_kda(*folded.values(), *rest[num:], needs_gradient(rest))
     o, state = outputs[0].unflatten(2, (R, -1)), outputs[1]
     state_dim = None
     if state.numel():
@@ -140,11 +140,12 @@ def _fold(name: str, x: Tensor, dim: int | None, R: int) -> Tensor:
 torch.library.register_vmap("ckda::complex_kda", _vmap)
 
 
-def _needs_gradient(arguments: Iterable[Any]) -> bool:
+def needs_gradient(arguments: Iterable[Any]) -> bool:
+    """Whether autograd will want the gradient of any of these."""
     return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arguments)
 
 
 def apply(call: Call, backend: str) -> tuple[Tensor, Tensor]:
     """o and the final state (empty unless asked for), by a backend that has its own backward."""
-    outputs = torch.ops.ckda.complex_kda(*call, backend, _needs_gradient(call))
+    outputs = torch.ops.ckda.complex_kda(*call, backend, needs_gradient(call))
     return outputs[0], outputs[1]

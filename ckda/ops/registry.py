@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ckda.ops import chunked, fla, reference
+from ckda.ops import chunked, fla, reference, triton
 from ckda.ops.call import Call, Gradients
 
 __all__ = ["BACKENDS", "Backend", "Choice", "choose"]
@@ -43,19 +43,29 @@ BACKENDS: dict[str, Backend] = {
     for backend in (
         Backend("reference", _serves_all, reference.forward),
         Backend("chunked", _serves_all, chunked.forward, chunked.backward, chunked.saved_like),
+        Backend("triton", triton.refuses, triton.forward, triton.backward, triton.saved_like),
         Backend("fla", fla.refuses, fla.forward),
     )
 }
 
-#: what "auto" tries in order: never by batch or heads, so that a sequence gives the same bits alone and in a batch
-_AUTO = (("chunked", "the chunk form in torch serves every device, dtype and shape"),)
+
+def _off_gpu(call: Call) -> str | None:
+    return triton.refuses(call) if call.q.device.type == "cuda" else "q is not on a CUDA device"
+
+
+#: what "auto" tries in order, with the reason to refuse it and the reason to take it: never by batch or heads, so that a
+#: sequence gives the same bits alone and in a batch
+_AUTO = (
+    ("triton", _off_gpu, "the Triton kernels are the fastest on a CUDA device"),
+    ("chunked", _serves_all, "the chunk form in torch serves every device, dtype and shape"),
+)
 
 
 def choose(name: str, call: Call) -> Choice:
     """The backend of that name, or for "auto" the first that serves the call; ValueError with the reason if none does."""
     if name == "auto":
-        for candidate, reason in _AUTO:
-            if BACKENDS[candidate].refuses(call) is None:
+        for candidate, refuses, reason in _AUTO:
+            if refuses(call) is None:
                 return Choice(BACKENDS[candidate], reason)
     if name not in BACKENDS:
         raise ValueError(f"backend is {name!r}; it must be 'auto' or one of {', '.join(map(repr, BACKENDS))}")

@@ -1,0 +1,446 @@
+"""The chunk form on a GPU: shapes, configurations and launches of the four kernels.
+
+Configurations are chosen by rule from K, V and the dtype; nothing is tuned at run time. Nothing here depends on the batch or on
+the number of heads, and there are no atomics: a sequence gives the same bits alone, in a batch, and on every run.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ckda.ops.call import Call, Gradients
+from ckda.ops.triton.chunk_backward import gradient_kernel, reverse_kernel
+from ckda.ops.triton.chunk_forward import intra_kernel, solver_kernel, state_kernel
+from ckda.ops.triton.launch import Launch, power_of_two
+from ckda.ops.triton.recurrent import assemble
+
+__all__ = ["CHUNK", "Plan", "backward", "forward", "launches", "plan", "saved_like"]
+
+CHUNK = 32  # e^5 a step from the middle of 32 tokens stays within e^80, which bfloat16 and float32 hold
+SEGMENT = 128  # chunks of a segment, where a sequence is split
+SPLIT_FROM = 512  # chunks from which a sequence is split: shorter ones fill the card by their batch
+
+
+class Plan(NamedTuple):
+    """What is known of a call without its values."""
+
+    B: int
+    T: int
+    H: int
+    HV: int
+    K: int
+    V: int
+    C: int
+    NC: int  #: chunks of a sequence; of the whole call where sequences are packed
+    N: int  #: sequences
+    packed: bool
+    segment: int  #: chunks of a segment
+    num_segments: int
+    dtype: torch.dtype  #: of q, k and v
+    work_dtype: torch.dtype  #: of y and of the states at the chunks' starts
+
+    @property
+    def split(self) -> bool:
+        """Whether what must be exact is kept as two bfloat16 halves."""
+        return self.dtype == torch.bfloat16
+
+    @property
+    def slots(self) -> int:
+        """The chunks of the whole call."""
+        return self.NC if self.packed else self.B * self.NC
+
+
+def plan(call: Call) -> Plan:
+    """The call's :class:`Plan`; packed sequences get as many chunks as could ever be needed, without reading cu_seqlens."""
+    B, T, H, K = call.q.shape
+    HV, V = call.v.shape[2:]
+    packed = call.cu_seqlens is not None
+    NC = T // CHUNK + call.num_sequences if packed else -(-T // CHUNK)
+    split = not packed and NC >= SPLIT_FROM
+    segment = SEGMENT if split else NC
+    dtype = call.v.dtype
+    work = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+    return Plan(
+        B,
+        T,
+        H,
+        HV,
+        K,
+        V,
+        CHUNK,
+        NC,
+        call.num_sequences,
+        packed,
+        segment,
+        -(-NC // segment) if split else 1,
+        dtype,
+        work,
+    )
+
+
+def _value_block(p: Plan, width: int) -> int:
+    """BV: the columns of the state that one program carries."""
+    largest = 64 if p.K <= 128 and p.dtype == torch.bfloat16 else 32
+    return min(largest, power_of_two(width))
+
+
+class _Chunks(NamedTuple):
+    """Where the chunks of packed sequences lie; None each without packing."""
+
+    starts: Tensor | None  #: [NC] first token
+    ends: Tensor | None  #: [NC] end of its tokens
+    first: Tensor | None  #: [N] first chunk of each sequence
+
+
+def _chunks(call: Call, p: Plan) -> _Chunks:
+    """By tensor operations alone: no synchronisation."""
+    if call.cu_seqlens is None:
+        return _Chunks(None, None, None)
+    cu = call.cu_seqlens.long()
+    count = (cu.diff() + p.C - 1) // p.C
+    ends = count.cumsum(0)
+    first = ends - count
+    slot = torch.arange(p.NC, device=cu.device)
+    owner = torch.searchsorted(ends, slot, right=True).clamp_max(p.N - 1)
+    begin = torch.minimum(cu[owner] + (slot - first[owner]) * p.C, cu[owner + 1])
+    return _Chunks(begin, torch.minimum(begin + p.C, cu[owner + 1]), first)
+
+
+def _gate_arguments(call: Call, p: Plan) -> dict[str, Any]:
+    """The raw inputs and the flags that say how a chunk is read."""
+    unbounded = call.gate not in ("signed", "sigmoid")
+    return {
+        "p_q": call.q.contiguous(),
+        "p_k": call.k.contiguous(),
+        "p_g": call.g.contiguous(),
+        "p_beta": None if call.beta is None else call.beta.contiguous(),
+        "p_sign": None if call.sign is None else call.sign.contiguous(),
+        "p_A_log": call.A_log,
+        "p_dt_bias": call.dt_bias,
+        "T": p.T,
+        "NC": p.NC,
+        "TOKENS": p.B * p.T,
+        "SLOTS": p.slots,
+        "scale": call.scale,
+        "H": p.H,
+        "HV": p.HV,
+        "K": p.K,
+        "BK": power_of_two(p.K),
+        "C": p.C,
+        "GATE": call.gate or "none",
+        "SIGNED": call.sign is not None,
+        "HAS_A_LOG": call.A_log is not None,
+        "HAS_DT_BIAS": call.dt_bias is not None,
+        "NORMALIZE": call.normalize_qk,
+        "BETA_RANGE": call.beta_range or 0,
+        "BOUNDED": not unbounded,
+        "WIDE": unbounded or p.dtype != torch.bfloat16,
+        "KEEP_DECAY": _keeps_decay(call, p),
+        "DOT": _dot(p.dtype),
+        "PACKED": p.packed,
+    }
+
+
+def _keeps_decay(call: Call, p: Plan) -> bool:
+    """Whether the forward pass keeps the cumulative decay for the backward, which then evaluates no gate."""
+    return call.gate in ("signed", "sigmoid") and p.dtype == torch.bfloat16
+
+
+def _dot(dtype: torch.dtype) -> str:
+    """The precision of products: bfloat16 operands for bfloat16 inputs, three TF32 products otherwise."""
+    return "bf16" if dtype == torch.bfloat16 else "tf32x3"
+
+
+class Saved(NamedTuple):
+    """What the forward pass leaves for the backward."""
+
+    q_start: Tensor  #: [B, T, HV, K]
+    k_start: Tensor
+    k_end: Tensor
+    A: Tensor  #: [B, T, HV, C]
+    solver: Tensor  #: [B, T, HV, C] float32, or the high half
+    solver_low: Tensor  #: [B, T, HV, C] the low half; empty where the solver is float32
+    rho: Tensor  #: float32 [B, T, HV]
+    norms: Tensor  #: float32 [3, B, T, HV]
+    decay: Tensor  #: float32 [B, T, HV, K]; empty where it is not kept
+    total: Tensor  #: float32 [3, slots, HV, K]
+    y: Tensor  #: [B, T, HV, V]
+    states: Tensor  #: [slots, HV, V, K]
+    transitions: (
+        Tensor  #: float32 [B, num_segments - 1, HV, K, K] of the segments but the first; empty where there is one
+    )
+
+
+def _empty_saved(call: Call, p: Plan) -> Saved:
+    def empty(*shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=call.v.device)
+
+    keys, square = (p.B, p.T, p.HV, p.K), (p.B, p.T, p.HV, p.C)
+    f32 = torch.float32
+    return Saved(
+        q_start=empty(*keys, dtype=p.dtype),
+        k_start=empty(*keys, dtype=p.dtype),
+        k_end=empty(*keys, dtype=p.dtype),
+        A=empty(*square, dtype=p.dtype),
+        solver=empty(*square, dtype=p.work_dtype),
+        solver_low=empty(*(square if p.split else (0,)), dtype=p.work_dtype),
+        rho=empty(p.B, p.T, p.HV, dtype=f32),
+        norms=empty(3, p.B, p.T, p.HV, dtype=f32),
+        decay=empty(*(keys if _keeps_decay(call, p) else (0,)), dtype=f32),
+        total=empty(3, p.slots, p.HV, p.K, dtype=f32),
+        y=empty(p.B, p.T, p.HV, p.V, dtype=p.work_dtype),
+        states=empty(p.slots, p.HV, p.V, p.K, dtype=p.work_dtype),
+        transitions=empty(p.B, p.num_segments - 1, p.HV, p.K, p.K, dtype=f32),
+    )
+
+
+def saved_like(call: Call) -> list[Tensor]:
+    """Empty tensors of the shapes that :func:`forward` saves."""
+    return [*_empty_saved(call, plan(call))]
+
+
+def _state_arguments(p: Plan, x: Saved, where: _Chunks, call: Call) -> dict[str, Any]:
+    """What both passes over the chunks read."""
+    return {
+        "p_q_start": x.q_start,
+        "p_k_start": x.k_start,
+        "p_k_end": x.k_end,
+        "p_A": x.A,
+        "p_solver": x.solver,
+        "p_solver_low": x.solver_low,
+        "SPLIT": p.split,
+        "p_rho": x.rho,
+        "p_total": x.total,
+        "p_cu_seqlens": call.cu_seqlens,
+        "p_first": where.first,
+        "T": p.T,
+        "NC": p.NC,
+        "SEGMENT": p.segment,
+        "NUM_SEGMENTS": p.num_segments,
+        "HV": p.HV,
+        "K": p.K,
+        "BK": power_of_two(p.K),
+        "C": p.C,
+        "DOT": _dot(p.dtype),
+        "PACKED": p.packed,
+    }
+
+
+def _intra(call: Call, p: Plan, x: Saved, where: _Chunks, N: Tensor) -> Launch:
+    arguments = _gate_arguments(call, p) | {"p_starts": where.starts, "p_ends": where.ends, "p_N": N}
+    made = ("q_start", "k_start", "k_end", "A", "rho", "norms", "decay", "total")
+    outputs = {f"p_{name}": getattr(x, name) for name in made}
+    return Launch(intra_kernel, (p.slots, p.HV), arguments | outputs, num_warps=8 if p.K > 64 else 4)
+
+
+def _solver(p: Plan, x: Saved, where: _Chunks, N: Tensor) -> Launch:
+    arguments = {
+        "p_N": N,
+        "p_starts": where.starts,
+        "p_ends": where.ends,
+        "p_solver": x.solver,
+        "p_solver_low": x.solver_low,
+        "T": p.T,
+        "NC": p.NC,
+        "HV": p.HV,
+        "C": p.C,
+        "LEVELS": p.C.bit_length() - 1,
+        "SPLIT": p.split,
+        "DOT": _dot(p.dtype),
+        "PACKED": p.packed,
+    }
+    return Launch(solver_kernel, (p.slots, p.HV), arguments, num_warps=1)
+
+
+def _state(
+    call: Call,
+    p: Plan,
+    x: Saved,
+    where: _Chunks,
+    initial: Tensor | None,
+    o: Tensor | None,
+    final: Tensor | None,
+    summary: str = "none",
+) -> Launch:
+    V = p.K if summary == "transition" else p.V
+    BV = _value_block(p, V)
+    arguments = _state_arguments(p, x, where, call) | {
+        "p_v": call.v.contiguous(),
+        "p_initial": initial,
+        "p_o": o,
+        "p_y": x.y,
+        "p_states": x.states,
+        "p_final": final,
+        "V": V,
+        "BV": BV,
+        "HAS_INITIAL": initial is not None,
+        "SAVE": summary == "none",
+        "STORE_FINAL": final is not None,
+        "SUMMARY": summary,
+    }
+    return Launch(state_kernel, (-(-V // BV), p.HV, p.N * p.num_segments), arguments, num_warps=4)
+
+
+def _carry(p: Plan, matrices: Tensor, offsets: Tensor, start: Tensor) -> Tensor:
+    """[B, num_segments, HV, K, V]: start, then matrices[s] @ previous + offsets[s], in float32."""
+    states = [start]
+    for s in range(p.num_segments - 1):
+        states.append(torch.matmul(matrices[:, s], states[-1]) + offsets[:, s])
+    return torch.stack(states, 1)
+
+
+def _segment_starts(call: Call, p: Plan, x: Saved, where: _Chunks) -> tuple[Tensor, Tensor]:
+    """The exact state at the start of every segment [B * num_segments, HV, K, V], and the transitions of all segments."""
+    offsets = call.v.new_empty(p.B, p.num_segments, p.HV, p.K, p.V, dtype=torch.float32)
+    transitions = call.v.new_empty(p.B, p.num_segments, p.HV, p.K, p.K, dtype=torch.float32)
+    _state(call, p, x, where, None, None, offsets, "offset")()
+    _state(call, p, x, where, None, None, transitions, "transition")()
+    return _carry(p, transitions, offsets, call.start_state()).flatten(0, 1), transitions
+
+
+def launches(call: Call) -> list[Launch]:
+    """The launches of one forward and backward pass on empty tensors of the call's device: for compiling, not for running."""
+    p = plan(call)
+    x, where = _empty_saved(call, p), _chunks(call, p)
+    o, state = torch.empty_like(call.v), call.zero_state()
+    duy = torch.empty(p.B, p.T, p.HV, -(-p.V // _value_block(p, p.V)))
+    reverse = {"p_dv": o, "p_duy": duy, "p_dstates": x.states}
+    return [
+        _intra(call, p, x, where, x.A.float()),
+        _solver(p, x, where, x.A.float()),
+        _state(call, p, x, where, state, o, state),
+        _state(call, p, x, where, None, None, x.transitions, "transition"),
+        _reverse(call, p, x, where, o, state, state, reverse),
+        _gradient(call, p, x, where, o, o, duy, x.states, _gradient_outputs(call, p)),
+    ]
+
+
+def forward(call: Call) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """o [B, T, HV, V], the final state [N, HV, K, V], and what :func:`backward` reads again."""
+    p = plan(call)
+    x, where = _empty_saved(call, p), _chunks(call, p)
+    N = torch.empty_like(x.A, dtype=torch.float32)
+    _intra(call, p, x, where, N)()
+    _solver(p, x, where, N)()
+    del N
+    initial = None if call.initial_state is None else call.start_state().contiguous()
+    if p.num_segments > 1:
+        initial, transitions = _segment_starts(call, p, x, where)
+        x.transitions.copy_(transitions[:, 1:])
+    o = torch.empty_like(call.v, memory_format=torch.contiguous_format)
+    final = call.v.new_empty(p.N * p.num_segments, p.HV, p.K, p.V, dtype=torch.float32)
+    _state(call, p, x, where, initial, o, final)()
+    return o, final.unflatten(0, (p.N, -1))[:, -1], [*x]
+
+
+def _reverse(
+    call: Call,
+    p: Plan,
+    x: Saved,
+    where: _Chunks,
+    do: Tensor,
+    dfinal: Tensor | None,
+    dinitial: Tensor | None,
+    outputs: dict[str, Any],
+) -> Launch:
+    BV = _value_block(p, p.V)
+    arguments = _state_arguments(p, x, where, call) | {
+        "p_do": do,
+        "p_y": x.y,
+        "p_dfinal": dfinal,
+        "p_dv": None,
+        "p_duy": None,
+        "p_dstates": None,
+        "p_dinitial": dinitial,
+        "V": p.V,
+        "NV": -(-p.V // BV),
+        "BV": BV,
+        "HAS_FINAL": dfinal is not None,
+        "STORE_INITIAL": dinitial is not None,
+        "SUMMARY": not outputs,
+    }
+    return Launch(reverse_kernel, (-(-p.V // BV), p.HV, p.N * p.num_segments), arguments | outputs, num_warps=4)
+
+
+def _segment_ends(call: Call, p: Plan, x: Saved, where: _Chunks, do: Tensor, dfinal: Tensor | None) -> Tensor:
+    """The gradient of the state after every segment, [B * num_segments, HV, K, V]: the adjoint of :func:`_segment_starts`."""
+    offsets = call.v.new_empty(p.B, p.num_segments, p.HV, p.K, p.V, dtype=torch.float32)
+    _reverse(call, p, x, where, do, None, offsets, {})()
+    end = call.zero_state() if dfinal is None else dfinal.float()
+    backwards = _carry(p, x.transitions.mT.flip(1), offsets.flip(1), end)
+    return backwards.flip(1).flatten(0, 1).contiguous()
+
+
+def _gradient(
+    call: Call,
+    p: Plan,
+    x: Saved,
+    where: _Chunks,
+    do: Tensor,
+    dr: Tensor,
+    duy: Tensor,
+    dstates: Tensor,
+    out: dict[str, Any],
+) -> Launch:
+    BV = min(64 if p.dtype == torch.bfloat16 and p.K <= 128 else 32, power_of_two(p.V))
+    arguments = _gate_arguments(call, p) | {
+        "p_starts": where.starts,
+        "p_ends": where.ends,
+        "p_rho": x.rho,
+        "p_norms": x.norms,
+        "p_decay": x.decay,
+        "p_total": x.total,
+        "p_y": x.y,
+        "p_do": do,
+        "p_dr": dr,
+        "p_duy": duy,
+        "p_states": x.states,
+        "p_dstates": dstates,
+        "V": p.V,
+        "NV": duy.shape[-1],
+        "BV": BV,
+    }
+    return Launch(gradient_kernel, (p.slots, p.HV), arguments | out, num_warps=8 if p.K > 64 else 4)
+
+
+def _gradient_outputs(call: Call, p: Plan) -> dict[str, Any]:
+    """Where :func:`gradient_kernel` writes: with grouped value heads dq and dk are summed over the group afterwards."""
+    key_dtype = p.dtype if p.H == p.HV else torch.float32
+    keys = (p.B, p.T, p.HV, p.K)
+    assert call.beta is not None
+    device = call.v.device
+
+    def parts(given: Tensor | None) -> Tensor | None:
+        return None if given is None else torch.empty(p.slots, p.HV, p.K, dtype=torch.float32, device=device)
+
+    return {
+        "p_dq": torch.empty(keys, dtype=key_dtype, device=device),
+        "p_dk": torch.empty(keys, dtype=key_dtype, device=device),
+        "p_dg": torch.empty(keys, dtype=call.g.dtype, device=device),
+        "p_dbeta": torch.empty(p.B, p.T, p.HV, dtype=call.beta.dtype, device=device),
+        "p_dlog_rate": parts(call.A_log),
+        "p_dbias": parts(call.dt_bias),
+    }
+
+
+def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None) -> Gradients:
+    """Gradients of everything :class:`Gradients` names, from do [B, T, HV, V] and dfinal [N, HV, K, V] or None."""
+    p, x = plan(call), Saved(*saved)
+    where, do = _chunks(call, p), do.contiguous()
+    dfinal = None if dfinal is None else dfinal.float().contiguous()
+    if p.num_segments > 1:
+        dfinal = _segment_ends(call, p, x, where, do, dfinal)
+    dv = torch.empty_like(call.v, memory_format=torch.contiguous_format)
+    duy = torch.empty(p.B, p.T, p.HV, -(-p.V // _value_block(p, p.V)), dtype=torch.float32, device=do.device)
+    dstates = torch.empty_like(x.states)
+    dinitial = None
+    if call.initial_state is not None:
+        dinitial = torch.empty(p.N * p.num_segments, p.HV, p.K, p.V, dtype=torch.float32, device=do.device)
+    outputs = {"p_dv": dv, "p_duy": duy, "p_dstates": dstates}
+    _reverse(call, p, x, where, do, dfinal, dinitial, outputs)()
+    out = _gradient_outputs(call, p)
+    _gradient(call, p, x, where, do, dv, duy, dstates, out)()
+    if dinitial is not None:
+        dinitial = dinitial.unflatten(0, (p.N, -1))[:, 0].contiguous()
+    return assemble(call, out | {"p_dv": dv, "p_dinitial": dinitial})

@@ -1,0 +1,375 @@
+"""The chunk form, forward: three kernels.
+
+With gamma_i the signed product of the chunk's gates up to token i, Gamma that of the whole chunk, rho = beta / |k|^2 and S the
+state at the chunk's start (ckda/ops/chunked.py has the derivation):
+
+    A_ij = q_i^T Diag(gamma_i / gamma_j) k_j  (j <= i),     G_ij = k_i^T Diag(gamma_i / gamma_j) k_j  (j < i),
+    (I + G Diag(rho)) y = v - (k * gamma) S,    u = rho y,    o = (q * gamma) S + A u,
+    S' = Gamma S + (k * Gamma / gamma)^T u.
+
+`intra_kernel` (parallel over chunks) makes from the raw inputs what does not depend on the state: the decayed q and k, A and
+N = G Diag(rho). `solver_kernel` inverts I + N in float32. `state_kernel` runs over the chunks of a sequence, one program a value head and
+block of BV value columns. The sign needs no extra pass: it is part of gamma.
+
+Factors gamma_i / gamma_a and gamma_a / gamma_j from the chunk's middle token a keep the bounded gates (at most e^5 a step) within
+e^80 for C = 32. Gates without a bound take the difference of every pair instead (BOUNDED = False).
+"""
+
+import triton
+import triton.language as tl
+
+from ckda.ops.triton.tile import (
+    at_token,
+    bounded_decays,
+    chunk_place,
+    dot,
+    dot_left_split,
+    dot_split,
+    inverse_norm,
+    learning_rate,
+    log_gate,
+    operand,
+    unbounded_decays,
+)
+
+__all__ = ["head_gate", "intra_kernel", "load_chunk", "sequence_place", "solver_kernel", "state_kernel"]
+
+
+@triton.jit
+def head_gate(
+    p_A_log, p_dt_bias, i_hv, K: tl.constexpr, BK: tl.constexpr, HAS_A_LOG: tl.constexpr, HAS_DT_BIAS: tl.constexpr
+):
+    """The head's rate exp(A_log) [1, 1] and bias [BK, 1]."""
+    b_rate = tl.full([1, 1], 1.0, tl.float32)
+    b_bias = tl.zeros([BK, 1], tl.float32)
+    if HAS_A_LOG:
+        b_rate = tl.exp(tl.load(p_A_log + i_hv).to(tl.float32)) * b_rate
+    if HAS_DT_BIAS:
+        b_channel = tl.arange(0, BK)
+        b_bias = tl.load(p_dt_bias + i_hv * K + b_channel, mask=b_channel < K, other=0.0).to(tl.float32)[:, None]
+    return b_rate, b_bias
+
+
+@triton.jit
+def load_chunk(
+    p_q,  # [B * T, H, K]
+    p_k,  # [B * T, H, K]
+    p_g,  # [B * T, HV, K]
+    p_sign,  # int8 [B * T, HV, K], or anything where SIGNED is false
+    p_A_log,  # [HV]
+    p_dt_bias,  # [HV, K]
+    begin,  # the chunk's first token, of [B * T]
+    m_token,  # [C]
+    i_hv,
+    H: tl.constexpr,
+    HV: tl.constexpr,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+    C: tl.constexpr,
+    scale,
+    GATE: tl.constexpr,
+    SIGNED: tl.constexpr,
+    HAS_A_LOG: tl.constexpr,
+    HAS_DT_BIAS: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """The tiles of one chunk, from the raw inputs: q and k as used, log2|alpha| and whether alpha < 0.
+
+    Returns (q, k, 1/|q|, 1/|k|, |k|^2, log, negative); where no token lies q = k = 0 and alpha = 1.
+    """
+    b_channel = tl.arange(0, BK)
+    m_channel = b_channel < K
+    m_tile = m_channel[:, None] & m_token[None, :]
+    b_index = tl.arange(0, C)
+    o_k = b_index[None, :] * (H * K) + b_channel[:, None]
+    o_g = b_index[None, :] * (HV * K) + b_channel[:, None]
+    o_head = (begin * H + i_hv // (HV // H)) * K
+    o_gate = (begin * HV + i_hv) * K
+    b_q = tl.load(p_q + o_head + o_k, mask=m_tile, other=0.0)
+    b_k = tl.load(p_k + o_head + o_k, mask=m_tile, other=0.0)
+    b_g = tl.load(p_g + o_gate + o_g, mask=m_tile, other=0.0).to(tl.float32)
+    dtype = b_k.dtype
+    b_q, b_k = b_q.to(tl.float32), b_k.to(tl.float32)
+    b_q_inverse = tl.full([C], 1.0, tl.float32)
+    b_k_inverse = tl.full([C], 1.0, tl.float32)
+    b_norm2 = tl.full([C], 1.0, tl.float32)
+    if NORMALIZE:
+        b_q_inverse, b_k_inverse = inverse_norm(b_q), inverse_norm(b_k)
+        b_q, b_k = b_q * (b_q_inverse * scale)[None, :], b_k * b_k_inverse[None, :]
+    else:
+        b_q = b_q * scale
+    b_q, b_k = b_q.to(dtype).to(tl.float32), b_k.to(dtype).to(tl.float32)
+    if NORMALIZE:
+        b_wide = b_k.to(tl.float64) if WIDE else b_k
+        b_norm2 = tl.sum(b_wide * b_wide, 0)
+        b_norm2 = tl.where(b_norm2 > 0, b_norm2, 1.0)
+    b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, K, BK, HAS_A_LOG, HAS_DT_BIAS)
+    b_log, b_negative = log_gate(b_g, b_rate, b_bias, GATE, WIDE)
+    if SIGNED:
+        b_negative = tl.load(p_sign + o_gate + o_g, mask=m_tile, other=1) < 0
+    b_log, b_negative = tl.where(m_tile, b_log, 0.0), m_tile & b_negative
+    return b_q, b_k, b_q_inverse, b_k_inverse, b_norm2, b_log, b_negative
+
+
+@triton.jit
+def _pairwise_products(b_q, b_k, b_log, b_sign, C: tl.constexpr):
+    """A and G (of the pairs i >= j) by the difference of every pair: never a positive exponent."""
+    b_index = tl.arange(0, C)
+    b_cum = tl.cumsum(b_log, 1)
+    b_A = tl.zeros([C, C], tl.float32)
+    b_G = tl.zeros([C, C], tl.float32)
+    for j in range(C):
+        m_later = b_index[None, :] >= j
+        b_decay = tl.exp2(tl.where(m_later, b_cum - at_token(b_cum, j, C)[:, None], 0.0).to(tl.float32))
+        b_key = tl.where(m_later, b_decay * b_sign, 0.0) * at_token(b_sign * b_k, j, C)[:, None]
+        m_column = b_index[None, :] == j
+        b_A = tl.where(m_column, tl.sum(b_q * b_key, 0)[:, None], b_A)
+        b_G = tl.where(m_column, tl.sum(b_k * b_key, 0)[:, None], b_G)
+    return b_A, b_G
+
+
+@triton.jit
+def solver_kernel(
+    p_N,  # float32 [B * T, HV, C] the strictly lower triangular G Diag(rho)
+    p_starts,
+    p_ends,
+    p_solver,  # out [B * T, HV, C] the inverse of I + N: float32, or its high half
+    p_solver_low,  # out [B * T, HV, C] its low half, where SPLIT
+    T,
+    NC,
+    HV: tl.constexpr,
+    C: tl.constexpr,
+    LEVELS: tl.constexpr,  # log2 of C
+    SPLIT: tl.constexpr,
+    DOT: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    """(I + N)^-1 in float32, one chunk a program of a single warp.
+
+    The diagonal blocks of size h are inverted, starting at h = 1; two neighbours and the block E below them merge exactly:
+    the inverse of the pair is X - X E X. All pairs of a level merge in one product. Every intermediate is the inverse of a
+    block of the matrix, never a power of N, so it is bounded where the transitions are non-expansive.
+    """
+    i_chunk, i_hv = tl.program_id(0), tl.program_id(1)
+    begin, end = chunk_place(i_chunk, p_starts, p_ends, T, NC, C, PACKED)
+    b_row, b_column = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    m_token = b_row < (end - begin).to(tl.int32)
+    line = begin * HV + i_hv
+    o_square = b_row * (HV * C) + b_column
+    b_N = tl.load(p_N + line * C + o_square, mask=m_token, other=0.0)
+    b_X = tl.where(b_row == b_column, 1.0, 0.0) - tl.where((b_row == b_column + 1) & (b_row % 2 == 1), b_N, 0.0)
+    for level in tl.static_range(1, LEVELS):
+        h = 1 << level
+        m_E = (b_row // (2 * h) == b_column // (2 * h)) & (b_row % (2 * h) >= h) & (b_column % (2 * h) < h)
+        b_EX = tl.dot(tl.where(m_E, b_N, 0.0), b_X, input_precision="tf32x3")
+        b_X -= tl.dot(b_X, b_EX, input_precision="tf32x3")
+    b_high = operand(b_X, DOT)
+    tl.store(p_solver + line * C + o_square, b_high, mask=m_token)
+    if SPLIT:
+        tl.store(p_solver_low + line * C + o_square, b_X - b_high.to(tl.float32), mask=m_token)
+
+
+@triton.jit
+def intra_kernel(
+    p_q,  # [B * T, H, K]
+    p_k,  # [B * T, H, K]
+    p_g,  # [B * T, HV, K]
+    p_beta,  # [B * T, HV]
+    p_sign,
+    p_A_log,
+    p_dt_bias,
+    p_starts,  # [NC] first token of each chunk, packed sequences only
+    p_ends,
+    p_q_start,  # out [B * T, HV, K] q * gamma
+    p_k_start,  # out [B * T, HV, K] k * gamma
+    p_k_end,  # out [B * T, HV, K] k * Gamma / gamma
+    p_A,  # out [B * T, HV, C]
+    p_N,  # out float32 [B * T, HV, C] G Diag(rho)
+    p_rho,  # out float32 [B * T, HV]
+    p_norms,  # out float32 [3, B * T, HV] 1/|q|, 1/|k|, |k|^2
+    p_decay,  # out float32 [B * T, HV, K] -log2|gamma| with the sign of gamma, where KEEP_DECAY
+    p_total,  # out float32 [3, B * NC, HV, K] Gamma, log2|gamma_a|, Gamma / gamma_a; the last two where KEEP_DECAY
+    T,
+    NC,
+    TOKENS,  # B * T
+    SLOTS,  # B * NC
+    scale,
+    H: tl.constexpr,
+    HV: tl.constexpr,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+    C: tl.constexpr,
+    GATE: tl.constexpr,
+    SIGNED: tl.constexpr,
+    HAS_A_LOG: tl.constexpr,
+    HAS_DT_BIAS: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    BETA_RANGE: tl.constexpr,
+    BOUNDED: tl.constexpr,
+    WIDE: tl.constexpr,
+    KEEP_DECAY: tl.constexpr,
+    DOT: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    """What of a chunk does not depend on the state."""
+    i_chunk, i_hv = tl.program_id(0), tl.program_id(1)
+    begin, end = chunk_place(i_chunk, p_starts, p_ends, T, NC, C, PACKED)
+    b_index = tl.arange(0, C)
+    m_token = b_index < (end - begin).to(tl.int32)
+    b_q, b_k, b_q_inverse, b_k_inverse, b_norm2, b_log, b_negative = load_chunk(
+        p_q, p_k, p_g, p_sign, p_A_log, p_dt_bias, begin, m_token, i_hv,
+        H, HV, K, BK, C, scale, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, WIDE,
+    )  # fmt: skip
+    line = begin * HV + i_hv  # the first token's row of [B * T, HV]
+    b_line = b_index * HV
+    b_beta = tl.load(p_beta + line + b_line, mask=m_token, other=0.0).to(tl.float32)
+    b_rho = (tl.where(m_token, learning_rate(b_beta, BETA_RANGE), 0.0) / b_norm2).to(tl.float32)
+    tl.store(p_rho + line + b_line, b_rho, mask=m_token)
+    num_lines = TOKENS.to(tl.int64) * HV
+    tl.store(p_norms + line + b_line, b_q_inverse, mask=m_token)
+    tl.store(p_norms + num_lines + line + b_line, b_k_inverse, mask=m_token)
+    tl.store(p_norms + 2 * num_lines + line + b_line, b_norm2, mask=m_token)
+
+    b_channel = tl.arange(0, BK)
+    m_channel = b_channel < K
+    m_tile = m_channel[:, None] & m_token[None, :]
+    o_g = b_line[None, :] * K + b_channel[:, None]
+    p_total += (i_chunk * HV + i_hv).to(tl.int64) * K
+    if BOUNDED:
+        b_sum, b_sign, b_first, b_end = bounded_decays(b_log, b_negative, C, DOT, WIDE)
+        b_forward, b_start = tl.exp2(b_sum) * b_sign, tl.exp2(b_first)
+        b_query, b_row, b_key = b_q * b_forward, b_k * b_forward, b_k * (tl.exp2(-b_sum) * b_sign)
+        b_A = dot(tl.trans(b_query), b_key, DOT)
+        b_G = dot(tl.trans(b_row), b_key, DOT)
+        b_query, b_row, b_key = b_query * b_start[:, None], b_row * b_start[:, None], b_key * b_end[:, None]
+        b_total = b_start * b_end
+        if KEEP_DECAY:
+            tl.store(p_decay + line * K + o_g, -(b_sum + b_first[:, None]) * b_sign, mask=m_tile)
+            num_totals = SLOTS.to(tl.int64) * (HV * K)
+            tl.store(p_total + num_totals + b_channel, b_first, mask=m_channel)
+            tl.store(p_total + 2 * num_totals + b_channel, b_end, mask=m_channel)
+    else:
+        b_gamma, b_to_end, b_sign = unbounded_decays(b_log, b_negative, C, DOT)
+        b_A, b_G = _pairwise_products(b_q, b_k, b_log, b_sign, C)
+        b_query, b_row, b_key = b_q * b_gamma, b_k * b_gamma, b_k * b_to_end
+        b_total = at_token(b_gamma, C - 1, C)
+    tl.store(p_q_start + line * K + o_g, b_query, mask=m_tile)
+    tl.store(p_k_start + line * K + o_g, b_row, mask=m_tile)
+    tl.store(p_k_end + line * K + o_g, b_key, mask=m_tile)
+    tl.store(p_total + b_channel, b_total, mask=m_channel)
+    o_A = b_line[:, None] * C + b_index[None, :]
+    tl.store(p_A + line * C + o_A, tl.where(b_index[:, None] >= b_index[None, :], b_A, 0.0), mask=m_token[:, None])
+    b_N = tl.where(b_index[:, None] > b_index[None, :], b_G * b_rho[None, :], 0.0)
+    tl.store(p_N + line * C + o_A, b_N, mask=m_token[:, None])
+
+
+@triton.jit
+def sequence_place(p_cu_seqlens, p_first, i_n, T, NC, SEGMENT, NUM_SEGMENTS, C: tl.constexpr, PACKED: tl.constexpr):
+    """Of a sequence, or of a segment of one: its first token and end, its first chunk, and how many chunks it has."""
+    if PACKED:
+        begin = tl.load(p_cu_seqlens + i_n).to(tl.int64)
+        end = tl.load(p_cu_seqlens + i_n + 1).to(tl.int64)
+        first = tl.load(p_first + i_n).to(tl.int64)
+        num = ((end - begin + C - 1) // C).to(tl.int32)
+    else:
+        i_b, i_segment = i_n // NUM_SEGMENTS, (i_n % NUM_SEGMENTS).to(tl.int32)
+        num = tl.minimum(SEGMENT, NC - i_segment * SEGMENT)
+        first = i_b * NC + i_segment * SEGMENT
+        begin, end = i_b * T + i_segment * SEGMENT * C, (i_b + 1) * T
+    return begin, end, first, num
+
+
+@triton.jit
+def state_kernel(
+    p_v,  # [B * T, HV, V]
+    p_q_start,  # [B * T, HV, K]
+    p_k_start,
+    p_k_end,
+    p_A,  # [B * T, HV, C]
+    p_solver,  # [B * T, HV, C]
+    p_solver_low,
+    p_rho,  # [B * T, HV]
+    p_total,  # [B * NC, HV, K]
+    p_initial,  # float32 [N, HV, K, V]
+    p_cu_seqlens,  # [N + 1], packed sequences only
+    p_first,  # [N] first chunk of each sequence, packed only
+    p_o,  # out [B * T, HV, V]
+    p_y,  # out [B * T, HV, V], where SAVE
+    p_states,  # out [B * NC, HV, V, K] at each chunk's start, where SAVE
+    p_final,  # out float32 [N, HV, K, V], where STORE_FINAL
+    T,
+    NC,
+    SEGMENT,  # chunks of a segment
+    NUM_SEGMENTS,
+    HV: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    C: tl.constexpr,
+    HAS_INITIAL: tl.constexpr,
+    SAVE: tl.constexpr,
+    STORE_FINAL: tl.constexpr,
+    SUMMARY: tl.constexpr,
+    SPLIT: tl.constexpr,
+    DOT: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    """The state from chunk to chunk, transposed [BV, BK], and the outputs.
+
+    A segment of a sequence is one row of p_initial and p_final. SUMMARY: only the final state is wanted, and "transition" starts
+    from the identity with no values (V = K), which gives the segment's K x K transition; "offset" starts from zero.
+    """
+    i_v, i_hv, i_n = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    begin, end, first, num = sequence_place(p_cu_seqlens, p_first, i_n, T, NC, SEGMENT, NUM_SEGMENTS, C, PACKED)
+    b_index = tl.arange(0, C)
+    b_channel = tl.arange(0, BK)
+    b_value = i_v * BV + tl.arange(0, BV)
+    m_channel, m_value = b_channel < K, b_value < V
+    m_state = m_value[:, None] & m_channel[None, :]
+    o_state = (i_n * HV + i_hv) * (K * V) + b_channel[None, :] * V + b_value[:, None]
+    b_S = tl.zeros([BV, BK], tl.float32)
+    if SUMMARY == "transition":
+        b_S += tl.where((b_channel[None, :] == b_value[:, None]) & m_state, 1.0, 0.0)
+    elif HAS_INITIAL:
+        b_S += tl.load(p_initial + o_state, mask=m_state, other=0.0)
+    b_line = b_index * HV
+    b_key_offset = b_line[:, None] * K + b_channel[None, :]
+    b_value_offset = b_line[None, :] * V + b_value[:, None]
+    b_square_offset = b_line[:, None] * C + b_index[None, :]
+    b_slot_offset = b_channel[None, :] + b_value[:, None] * K
+    for c in range(num):
+        line = (begin + c * C) * HV + i_hv
+        m_token = b_index < (end - begin - c * C).to(tl.int32)
+        m_key = m_token[:, None] & m_channel[None, :]
+        m_out = m_value[:, None] & m_token[None, :]
+        o_key = line * K
+        o_value = line * V
+        o_square = line * C
+        b_k_start = tl.load(p_k_start + o_key + b_key_offset, mask=m_key, other=0.0)
+        b_k_end = tl.load(p_k_end + o_key + b_key_offset, mask=m_key, other=0.0)
+        b_solver = tl.load(p_solver + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
+        b_solver_low = b_solver
+        if SPLIT:
+            b_solver_low = tl.load(p_solver_low + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
+        b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
+        i_slot = first + c
+        b_total = tl.load(p_total + (i_slot * HV + i_hv) * K + b_channel, mask=m_channel, other=1.0)
+        b_rest = -dot_left_split(b_S, tl.trans(b_k_start), DOT)
+        if SUMMARY != "transition":
+            b_rest += tl.load(p_v + o_value + b_value_offset, mask=m_out, other=0.0).to(tl.float32)
+        b_y = dot_split(b_rest, tl.trans(b_solver), tl.trans(b_solver_low), DOT)
+        b_u = b_y * b_rho[None, :]
+        if SUMMARY == "none":
+            if SAVE:
+                o_slot = (i_slot * HV + i_hv) * (K * V)
+                tl.store(p_states + o_slot + b_slot_offset, b_S, mask=m_state)
+                tl.store(p_y + o_value + b_value_offset, b_y, mask=m_out)
+            b_q_start = tl.load(p_q_start + o_key + b_key_offset, mask=m_key, other=0.0)
+            b_A = tl.load(p_A + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
+            b_o = dot(b_S, tl.trans(b_q_start), DOT) + dot(b_u, tl.trans(b_A), DOT)
+            tl.store(p_o + o_value + b_value_offset, b_o, mask=m_out)
+        b_S = b_S * b_total[None, :] + dot_left_split(b_u, b_k_end, DOT)
+    if STORE_FINAL:
+        tl.store(p_final + o_state, b_S, mask=m_state)

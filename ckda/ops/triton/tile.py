@@ -1,0 +1,281 @@
+"""What every kernel is made of: where a chunk lies, norm, gate, cumulative decay, products in the right precision.
+
+Names in the kernels: b_ a tile in registers, p_ pointers, o_ offsets, m_ a mask; i_ an index of this program. A tile is
+[BK, C] or [BV, C]: the channels of one value head by C tokens, BK >= K and BV >= V powers of two. Channels come first so that the
+large products have at least 64 rows, the height of Hopper's matrix instruction, and so that one product's accumulators
+are the next one's left operand without leaving the registers.
+
+Two precisions. With bfloat16 inputs and bounded gates logs are float32 and products take bfloat16 operands, accumulated in
+float32; what is repeated from chunk to chunk is kept to 16 bits by splitting an operand in two. With other inputs products
+are three TF32 products, and logs and their sums are float64 (WIDE), as they are for gates without a bound.
+"""
+
+import triton
+import triton.language as tl
+
+__all__ = [
+    "alpha_gate",
+    "at_token",
+    "bounded_decays",
+    "chunk_place",
+    "dot",
+    "dot_left_split",
+    "dot_split",
+    "gate_gradient",
+    "inverse_norm",
+    "learning_rate",
+    "log_gate",
+    "operand",
+    "token_sums",
+    "unbounded_decays",
+]
+
+LOG2E = tl.constexpr(1.4426950408889634)
+EPS = tl.constexpr(0.006737946999085467)  # e^-5
+ZERO_GATE = tl.constexpr(
+    -1.0e5
+)  # log2 of alpha = 0: any difference to it is zero after exp2, and float64 keeps the rest
+
+
+@triton.jit
+def chunk_place(i_chunk, p_starts, p_ends, T, NC, C: tl.constexpr, PACKED: tl.constexpr):
+    """The first token of a chunk and the end of its tokens, in the flattened [B * T]."""
+    if PACKED:
+        begin = tl.load(p_starts + i_chunk).to(tl.int64)
+        end = tl.load(p_ends + i_chunk).to(tl.int64)
+    else:
+        i_b = (i_chunk // NC).to(tl.int64)
+        begin = i_b * T + (i_chunk % NC) * C
+        end = tl.minimum(begin + C, (i_b + 1) * T)
+    return begin, end
+
+
+@triton.jit
+def at_token(b_x, token, C: tl.constexpr):
+    """[D, C] -> [D], one token of a tile."""
+    return tl.sum(tl.where(tl.arange(0, C)[None, :] == token, b_x, 0.0), 1)
+
+
+@triton.jit
+def inverse_norm(b_x):
+    """[D, C] -> [C]: 1 / |x|, zero for a zero vector; nothing is added under the root."""
+    b_square = tl.sum(b_x * b_x, 0)
+    return tl.where(b_square > 0, 1.0 / tl.sqrt_rn(tl.where(b_square > 0, b_square, 1.0)), 0.0)
+
+
+@triton.jit
+def _log1m(b_x):
+    """log(1 - x), 0 <= x < 1, float32, with the digits of a small x kept: a series of atanh below 1/4."""
+    b_z = b_x / (2.0 - b_x)
+    b_z2 = b_z * b_z
+    b_small = -2.0 * b_z * (1.0 + b_z2 * (1.0 / 3 + b_z2 * (1.0 / 5 + b_z2 * (1.0 / 7 + b_z2 * (1.0 / 9)))))
+    return tl.where(b_x < 0.25, b_small, tl.log(1.0 - b_x))
+
+
+@triton.jit
+def _log1p_small(b_e):
+    """log(1 + e), 0 <= e <= 1: a small e is its own logarithm but for its square."""
+    return tl.where(b_e < 1e-5, b_e - 0.5 * b_e * b_e, tl.log(1.0 + b_e))
+
+
+@triton.jit
+def log_gate(b_g, b_rate, b_bias, GATE: tl.constexpr, WIDE: tl.constexpr):
+    """log2|alpha| and whether alpha < 0 (ckda.ops.gate.evaluate_gate) from the raw projection [BK, C].
+
+    b_rate is exp(A_log), b_bias dt_bias, broadcastable to g. GATE "none": g is log|alpha| itself, and not negative.
+    """
+    if WIDE:
+        b_g, b_rate, b_bias = b_g.to(tl.float64), b_rate.to(tl.float64), b_bias.to(tl.float64)
+    if GATE == "none":
+        b_log = tl.maximum(b_g * LOG2E, ZERO_GATE)
+        b_negative = b_g > float("inf")
+    elif GATE == "signed":
+        b_u = b_rate * (b_g + b_bias)
+        b_e = tl.exp(-tl.abs(b_u))
+        b_x = 2.0 * (1.0 - EPS) * (b_e / (1.0 + b_e))
+        b_log = (tl.log(1.0 - b_x) if WIDE else _log1m(b_x)) * LOG2E
+        b_negative = b_u < 0
+    elif GATE == "sigmoid":
+        b_u = b_rate * (b_g + b_bias)
+        b_e = tl.exp(-tl.abs(b_u))
+        b_log = -5.0 * LOG2E * tl.where(b_u < 0, b_e, 1.0) / (1.0 + b_e)
+        b_negative = b_u > float("inf")
+    else:
+        b_x = b_g + b_bias
+        b_e = tl.exp(-tl.abs(b_x))
+        b_log = -b_rate * (tl.maximum(b_x, 0.0) + _log1p_small(b_e)) * LOG2E
+        b_log = tl.maximum(b_log, ZERO_GATE)
+        b_negative = b_x > float("inf")
+    return b_log, b_negative
+
+
+@triton.jit
+def alpha_gate(b_g, b_rate, b_bias, GATE: tl.constexpr):
+    """The signed gate alpha itself, float32, without the detour over its logarithm (ckda.ops.gate.gate_alpha)."""
+    if GATE == "none":
+        b_alpha = tl.exp(b_g)
+    elif GATE == "signed":
+        b_u = b_rate * (b_g + b_bias)
+        b_e = tl.exp(-tl.abs(b_u))
+        b_alpha = 1.0 - 2.0 * (1.0 - EPS) * (b_e / (1.0 + b_e))
+        b_alpha = tl.where(b_u < 0, -b_alpha, b_alpha)
+    elif GATE == "sigmoid":
+        b_u = b_rate * (b_g + b_bias)
+        b_e = tl.exp(-tl.abs(b_u))
+        b_alpha = tl.exp(-5.0 * tl.where(b_u < 0, b_e, 1.0) / (1.0 + b_e))
+    else:
+        b_x = b_g + b_bias
+        b_alpha = tl.exp(-b_rate * (tl.maximum(b_x, 0.0) + _log1p_small(tl.exp(-tl.abs(b_x)))))
+    return b_alpha
+
+
+@triton.jit
+def gate_gradient(b_dlog, b_g, b_rate, b_bias, GATE: tl.constexpr):
+    """dg and the gradient of log(rate) [BK, C] from that of log|alpha| (natural), as in ckda.ops.gate.gate_backward."""
+    if GATE == "none":
+        b_dg = tl.where(b_g == float("-inf"), 0.0, b_dlog)
+        b_drate = b_dg
+    elif GATE == "signed":
+        b_u = b_rate * (b_g + b_bias)
+        b_e = tl.exp(-tl.abs(b_u))
+        b_s = b_e / (1.0 + b_e)
+        b_du = b_dlog * 2.0 * (1.0 - EPS) * (b_s - b_s * b_s) / (1.0 - 2.0 * (1.0 - EPS) * b_s)
+        b_du = tl.where(b_u == 0, 0.0, tl.where(b_u < 0, -b_du, b_du))
+        b_dg, b_drate = b_du * b_rate, b_du * b_u
+    elif GATE == "sigmoid":
+        b_u = b_rate * (b_g + b_bias)
+        b_e = tl.exp(-tl.abs(b_u))
+        b_du = -5.0 * b_dlog * b_e / ((1.0 + b_e) * (1.0 + b_e))
+        b_dg, b_drate = b_du * b_rate, b_du * b_u
+    else:
+        b_x = b_g + b_bias
+        b_e = tl.exp(-tl.abs(b_x))
+        b_softplus = tl.maximum(b_x, 0.0) + _log1p_small(b_e)
+        b_dg = -b_dlog * b_rate * tl.where(b_x < 0, b_e, 1.0) / (1.0 + b_e)
+        b_drate = -b_dlog * b_rate * b_softplus
+    return b_dg, b_drate
+
+
+@triton.jit
+def learning_rate(b_beta, BETA_RANGE: tl.constexpr):
+    """beta, or BETA_RANGE * sigmoid(beta)."""
+    if BETA_RANGE == 0:
+        return b_beta
+    else:
+        b_e = tl.exp(-tl.abs(b_beta))
+        return BETA_RANGE * tl.where(b_beta < 0, b_e, 1.0) / (1.0 + b_e)
+
+
+# Products. DOT is the operands' precision: "bf16" (or "fp16", for tests), or a precision of tl.dot for float32 operands -----
+
+
+@triton.jit
+def operand(b_x, DOT: tl.constexpr):
+    """x rounded as an operand."""
+    if DOT == "bf16":
+        return b_x.to(tl.bfloat16)
+    elif DOT == "fp16":
+        return b_x.to(tl.float16)
+    else:
+        return b_x.to(tl.float32)
+
+
+@triton.jit
+def dot(b_a, b_b, DOT: tl.constexpr):
+    """a b, both rounded to the operands' precision, accumulated in float32."""
+    if DOT == "bf16" or DOT == "fp16":
+        return tl.dot(operand(b_a, DOT), operand(b_b, DOT))
+    else:
+        return tl.dot(b_a.to(tl.float32), b_b.to(tl.float32), input_precision=DOT)
+
+
+@triton.jit
+def _rest(b_x, b_high, DOT: tl.constexpr):
+    """The low half of x: what its rounding left."""
+    return operand(b_x - b_high.to(tl.float32), DOT)
+
+
+@triton.jit
+def dot_left_split(b_a, b_b, DOT: tl.constexpr):
+    """a b with b as rounded and a kept to twice the digits: its high and low halves are multiplied one after the other."""
+    if DOT == "bf16" or DOT == "fp16":
+        b_high = operand(b_a, DOT)
+        return tl.dot(_rest(b_a, b_high, DOT), operand(b_b, DOT), tl.dot(b_high, operand(b_b, DOT)))
+    else:
+        return tl.dot(b_a.to(tl.float32), b_b.to(tl.float32), input_precision=DOT)
+
+
+@triton.jit
+def dot_split(b_a, b_high, b_low, DOT: tl.constexpr):
+    """a (high + low) with all kept to twice the digits; the product of the low halves is left out, and low elsewhere too."""
+    if DOT == "bf16" or DOT == "fp16":
+        b_left = operand(b_a, DOT)
+        b_product = tl.dot(b_left, b_high, tl.dot(b_left, b_low))
+        return tl.dot(_rest(b_a, b_left, DOT), b_high, b_product)
+    else:
+        return tl.dot(b_a, b_high, input_precision=DOT)
+
+
+# Sums over a chunk's tokens, as products with a matrix of 0 and +-1 ----------------------------------------------------
+
+
+@triton.jit
+def token_sums(b_x, b_M, DOT: tl.constexpr, EXACT: tl.constexpr):
+    """x M [D, C] for M [C, C] of 0 and +-1: no scan, no reduction. x is kept to 16 bits, or to 24 where EXACT."""
+    if DOT == "bf16" or DOT == "fp16":
+        b_M = operand(b_M, DOT)
+        b_high = operand(b_x, DOT)
+        b_x -= b_high.to(tl.float32)
+        b_middle = operand(b_x, DOT)
+        b_sum = tl.dot(b_middle, b_M, tl.dot(b_high, b_M))
+        if EXACT:
+            b_sum = tl.dot(_rest(b_x, b_middle, DOT), b_M, b_sum)
+        return b_sum
+    else:
+        return tl.dot(b_x, b_M, input_precision=DOT)
+
+
+@triton.jit
+def parity_sign(b_negative, b_M, DOT: tl.constexpr):
+    """+1 or -1 [D, C]: the sign of the product of the gates that M selects. Counts up to C are exact in any precision."""
+    b_count = dot(tl.where(b_negative, 1.0, 0.0), b_M, DOT)
+    return 1.0 - 2.0 * (b_count.to(tl.int32) & 1).to(tl.float32)
+
+
+# Decay factors, signed, float32 -----------------------------------------------------------------------------------------
+
+
+@triton.jit
+def sign_through(b_negative, C: tl.constexpr, DOT: tl.constexpr):
+    """[BK, C]: the sign of gamma_i, also where gamma_i underflows."""
+    b_from, b_to = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    return parity_sign(b_negative, tl.where(b_from <= b_to, 1.0, 0.0), DOT)
+
+
+@triton.jit
+def bounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr, WIDE: tl.constexpr):
+    """All decays of a chunk by way of its middle token a, for gates of at least e^-5: (sum, sign, first, end).
+
+    sum [BK, C]: log2 |gamma_i / gamma_a|. sign [BK, C]: that of gamma_i. first, end [BK]: log2 |gamma_a|, and Gamma / |gamma_a|.
+    So gamma_i = sign_i 2^(sum_i + first) and Gamma / gamma_i = sign_i 2^-sum_i end; of a pair, the sign at a drops out.
+    """
+    b_from, b_to = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    b_sign = sign_through(b_negative, C, DOT)
+    b_first = tl.sum(tl.where(b_to < C // 2, b_log, 0.0), 1)
+    b_second = tl.sum(tl.where(b_to >= C // 2, b_log, 0.0), 1)
+    if WIDE:
+        b_sum = (tl.cumsum(b_log, 1) - b_first[:, None]).to(tl.float32)
+    else:
+        b_M = tl.where(b_from <= b_to, 1.0, 0.0) - tl.where((b_from < C // 2) & (b_to >= 0), 1.0, 0.0)
+        b_sum = token_sums(b_log, b_M, DOT, False)
+    b_end = tl.exp2(b_second.to(tl.float32)) * at_token(b_sign, C - 1, C)
+    return b_sum, b_sign, b_first.to(tl.float32), b_end
+
+
+@triton.jit
+def unbounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr):
+    """(gamma, Gamma / gamma, sign of gamma), [BK, C] each, from float64 logs of any size."""
+    b_sign = sign_through(b_negative, C, DOT)
+    b_cum = tl.cumsum(b_log, 1)
+    b_end = (tl.sum(b_log, 1)[:, None] - b_cum).to(tl.float32)
+    return tl.exp2(b_cum.to(tl.float32)) * b_sign, tl.exp2(b_end) * b_sign * at_token(b_sign, C - 1, C)[:, None], b_sign
