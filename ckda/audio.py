@@ -11,8 +11,6 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -20,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ckda.cli import add_common_arguments, pick_device
 from ckda.models.audio import ARMS, Continuer, build, wind
@@ -54,7 +51,8 @@ from ckda.tasks.audio import (
     playable,
     wav_bytes,
 )
-from ckda.train import Ensemble, Recipe, deferred_interrupt
+from ckda.train import Ensemble, Recipe, train
+from ckda.train.loop import finite
 
 #: the arms that the paper compares
 COMPARED = tuple(PUBLISHED)
@@ -82,7 +80,6 @@ RECIPES: dict[str, Variant] = {
     "clock-turns": Variant(_LATE | {"penalties": {"closure": 1.0, "turns": 1.0}}, balanced=True, clock=True),
 }
 _LONG = ("windows", "losses", "key")  # what audio.json leaves to runs/NAME.json when runs are collected
-_SAVE_EVERY = 30.0  # seconds between checkpoints
 _READ_EVERY = 25  # updates between looks at the loss: each look waits for the device
 
 
@@ -266,7 +263,7 @@ def _one(
         print(f"{record} is of another run; training {title} anew", file=sys.stderr)
     began = time.perf_counter()
     resumed = ensemble.step
-    losses = _train(title, ensemble, checkpoint, fresh, quiet)
+    train({title: ensemble}, lambda _: checkpoint, fresh=fresh, quiet=quiet, look_every=_READ_EVERY)
     seconds = time.perf_counter() - began
     scores = evaluate(ensemble, task, len(ensemble.seeds), max(lengths), ensemble.device)
     paper = max(n for n in lengths if n <= 264)
@@ -281,9 +278,9 @@ def _one(
         "parameters": sum(p[0].numel() for p in ensemble.parameters.values()),
         "train_seconds": round(seconds, 2),
         "updates": ensemble.step - resumed,
-        "losses": losses,
-        "mse": {str(n): _finite(scores.mse(n)) for n in lengths},
-        "snr": {str(n): _finite(scores.snr(n)) for n in lengths},
+        "losses": ensemble.history,
+        "mse": {str(n): finite(scores.mse(n)) for n in lengths},
+        "snr": {str(n): finite(scores.snr(n)) for n in lengths},
         "missing": "null: the output is not finite",
         "shown": shown,
         "windows": _windows(scores, shown, paper, max(lengths)),
@@ -301,10 +298,6 @@ def _listed(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _listed(v) for name, v in value.items()}
     return [_listed(v) for v in value] if isinstance(value, list | tuple) else value
-
-
-def _finite(values: list[float]) -> list[float | None]:
-    return [v if math.isfinite(v) else None for v in values]
 
 
 def _heard(scores: Scores, task: Continuation, replica: int) -> np.ndarray:
@@ -334,78 +327,6 @@ def _weights(ensemble: Ensemble, arm: str) -> bytes:
     parameters = {name: p.detach().cpu() for name, p in ensemble.parameters.items()}
     torch.save({"arm": arm, "seeds": list(ensemble.seeds), "parameters": parameters}, buffer)
     return buffer.getvalue()
-
-
-# Training ------------------------------------------------------------------------------------------------------------
-
-
-def _train(title: str, ensemble: Ensemble, checkpoint: Path, fresh: bool, quiet: bool) -> dict[str, list]:
-    """Train to the end, or to a Ctrl-C that leaves a checkpoint; returns the losses seen."""
-    if checkpoint.exists() and not fresh:
-        try:
-            ensemble.load(checkpoint)
-            print(f"resuming {title} at update {ensemble.step}", file=sys.stderr)
-        except ValueError as error:
-            print(f"starting {title} anew: {error}", file=sys.stderr)
-    steps, saved = ensemble.recipe.steps, time.perf_counter()
-    losses: dict[str, list] = {"update": [], "loss": []}
-    loss: Tensor | None = None
-    with deferred_interrupt() as asked, _display(title, ensemble, quiet) as show:
-        while ensemble.step < steps:
-            loss = ensemble.train_step()
-            if ensemble.step % _READ_EVERY == 0 or ensemble.step == steps:
-                values = _finite([float(f"{v:.6g}") for v in loss.tolist()])
-                losses["update"].append(ensemble.step)
-                losses["loss"].append(values)
-                show(values)
-                if time.perf_counter() - saved > _SAVE_EVERY:
-                    ensemble.save(checkpoint)
-                    saved = time.perf_counter()
-            if asked():
-                ensemble.save(checkpoint)
-                print(f"\nstopped; the same command goes on from here ({checkpoint})", file=sys.stderr)
-                raise KeyboardInterrupt
-    return losses
-
-
-@contextmanager
-def _display(title: str, ensemble: Ensemble, quiet: bool) -> Iterator[Callable[[list[float | None]], None]]:
-    """A live bar with an ETA on a terminal, five lines elsewhere, nothing if quiet; yields `show(losses)`."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console, steps = Console(stderr=True), ensemble.recipe.steps
-
-    def words(values: list[float | None]) -> str:
-        return " ".join("diverged" if v is None else f"{v:.2e}" for v in values)
-
-    if quiet or not console.is_terminal:
-        began, first = time.perf_counter(), ensemble.step
-
-        def say(values: list[float | None]) -> None:
-            if not quiet and ensemble.step % max(1, steps // 5) < _READ_EVERY:
-                seconds = time.perf_counter() - began
-                left = seconds / max(1, ensemble.step - first) * (steps - ensemble.step)
-                line = f"{title:24s} update {ensemble.step}/{steps}  loss {words(values)}  {seconds:.0f} s, {left:.0f} s left"
-                print(line, file=sys.stderr)
-
-        yield say
-        return
-    columns = (
-        TextColumn("{task.description:<24}"),
-        BarColumn(bar_width=28),
-        TextColumn("{task.completed:>4.0f}/{task.total:.0f}"),
-        TextColumn("length {task.fields[length]:>3}  loss {task.fields[loss]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task(title, total=steps, completed=ensemble.step, length="", loss="-")
-
-        def show(values: list[float | None]) -> None:
-            length = ensemble.recipe.length(ensemble.step - 1)
-            progress.update(bar, completed=ensemble.step, length=length, loss=words(values))
-
-        yield show
 
 
 # What is shown -------------------------------------------------------------------------------------------------------

@@ -9,8 +9,9 @@ from pathlib import Path
 #: verb -> (module with `add_arguments(parser)` and `run(args) -> int`, the extra it needs, one line of help)
 VERBS: dict[str, tuple[str, str, str]] = {
     "demo": ("ckda.demo", "demo", "train four range settings of KDA on the S3 word problem and draw the report"),
+    "track": ("ckda.track", "demo", "word problems of finite groups: how far each mixer keeps tracking"),
     "audio": ("ckda.audio", "demo", "continue a groove after half a bar: CKDA, KDA, DeltaProduct, GRU, Transformer"),
-    "inspect": ("ckda.analysis.cli", "demo", "what a trained model does: inspect audio RUN, inspect lm PATH"),
+    "inspect": ("ckda.analysis.cli", "demo", "what a trained model does: inspect track RUN, audio RUN, lm PATH"),
     "lm": ("ckda.lm.cli", "lm", "language models: params, prepare, train, ladder, eval, generate"),
     "needle": ("ckda.lm.needle", "lm", "find a needle in a haystack of 1K to 8K tokens (RULER)"),
     "theory": ("ckda.theory.cli", "theory", "the paper's claims as programs: list, verify, show, table"),

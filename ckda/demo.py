@@ -5,10 +5,7 @@ Words have at most 32 moves in training and up to 512 in the test.
 """
 
 import argparse
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -17,19 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ckda import transition
+from ckda.analysis.tracking import mechanism
 from ckda.cli import add_common_arguments, make_folder, pick_device
-from ckda.layers import RANGES, ComplexKDA
-from ckda.models.tracker import Tracker
+from ckda.layers import RANGES
+from ckda.models.tracker import build_tracker
 from ckda.record import environment, write_json
 from ckda.report import Page
 from ckda.report.page import svg_of
 from ckda.report.tracking import ARM_LABELS, cups_strip, extrapolation_figure, mechanism_figure
 from ckda.tasks.groups import WordProblem, correct_products, scaled_accuracy
-from ckda.train import Ensemble, Recipe, deferred_interrupt
+from ckda.train import Ensemble, Recipe, train
 
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
-_SAVE_EVERY = 15.0  # seconds between checkpoints
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,25 +43,16 @@ def _positive(text: str) -> int:
     return value
 
 
-def build(arm: str, task: WordProblem) -> Tracker:
-    """The one-layer tracker of app:exp_state_tracking with this arm's ranges."""
-    gate, beta_range = RANGES[arm]
-    init = "spread" if gate == "signed" else "standard"
-    mixer = ComplexKDA(
-        48, num_heads=12, head_dim=16, gate=gate, beta_range=beta_range, gate_init=init, conv_size=0, activate=()
-    )
-    return Tracker(mixer, num_tokens=task.order + 1, num_classes=task.order)
-
-
 def run(args: argparse.Namespace) -> int:
     """Train, test, draw; returns the exit status."""
     device, out = pick_device(args.device), make_folder(args.out)
     task = WordProblem.named("S3")
     recipe = Recipe(steps=20 if args.smoke else args.steps, batch=8 if args.smoke else args.batch)
     lengths = LENGTHS[:4] if args.smoke else LENGTHS
-    arms = {arm: Ensemble(partial(build, arm, task), task, recipe, (args.seed,), device) for arm in RANGES}
+    arms = {arm: Ensemble(partial(build_tracker, arm, task), task, recipe, (args.seed,), device) for arm in RANGES}
     began = time.perf_counter()
-    losses = _train(arms, out, args.fresh, quiet=args.json)
+    title = "One layer each, S3 words of up to 32 moves: where are the three cups?"
+    train(arms, partial(_checkpoint, out), fresh=args.fresh, quiet=args.json, look_every=10, title=title)
     trained = time.perf_counter() - began
     result = {
         "what": "ckda demo",
@@ -77,12 +64,12 @@ def run(args: argparse.Namespace) -> int:
         "arms": {
             arm: {
                 "scores": _scores(ensemble, task, lengths),
-                "losses": losses[arm],
+                "losses": [looked[0] for looked in ensemble.history["loss"]],
                 "parameters": sum(p[0].numel() for p in ensemble.parameters.values()),
             }
             for arm, ensemble in arms.items()
         },
-        "mechanism": _mechanism(arms["ckda"], task),
+        "mechanism": mechanism(_model(arms["ckda"], task), task),
         "strip": _strip(arms, task, first=min(4 * recipe.curriculum[-1], max(lengths)) - 12),
     }
     result["seconds"] = round(time.perf_counter() - began, 2)
@@ -105,98 +92,6 @@ def _checkpoint(out: Path, arm: str) -> Path:
     return out / f"{arm}.checkpoint.pt"
 
 
-def _resume(arms: dict[str, Ensemble], out: Path) -> None:
-    for arm, ensemble in arms.items():
-        path = _checkpoint(out, arm)
-        if path.exists():
-            try:
-                ensemble.load(path)
-                print(f"resuming {arm} at update {ensemble.step}", file=sys.stderr)
-            except ValueError as error:
-                print(f"starting {arm} anew: {error}", file=sys.stderr)
-
-
-def _train(arms: dict[str, Ensemble], out: Path, fresh: bool, quiet: bool) -> dict[str, list[float]]:
-    """Train the arms in turn, a few updates at a time, so that they advance side by side.
-
-    Returns the losses seen, every tenth update since the start or the resumption.
-    """
-    if not fresh:
-        _resume(arms, out)
-    steps = next(iter(arms.values())).recipe.steps
-    losses: dict[str, list[float]] = {arm: [] for arm in arms}
-    saved = time.perf_counter()
-    with deferred_interrupt() as asked, _display(arms, quiet) as show:
-        while any(ensemble.step < steps for ensemble in arms.values()):
-            for arm, ensemble in arms.items():
-                if ensemble.step < steps and not asked():
-                    loss = _updates(ensemble, min(10, steps - ensemble.step))
-                    losses[arm].append(round(loss, 5))
-                    show(arm, loss)
-            if asked() or time.perf_counter() - saved > _SAVE_EVERY:
-                _save(arms, out)
-                saved = time.perf_counter()
-            if asked():
-                print(f"\nstopped; the same command goes on from here (checkpoints in {out})", file=sys.stderr)
-                raise KeyboardInterrupt
-    return losses
-
-
-def _updates(ensemble: Ensemble, count: int) -> float:
-    """Train `count` updates; the last loss."""
-    for _ in range(count):
-        loss = ensemble.train_step()
-    return float(loss[0])
-
-
-def _save(arms: dict[str, Ensemble], out: Path) -> None:
-    for arm, ensemble in arms.items():
-        ensemble.save(_checkpoint(out, arm))
-
-
-@contextmanager
-def _display(arms: dict[str, Ensemble], quiet: bool) -> Iterator[Callable[[str, float], None]]:
-    """Live bars with an ETA on a terminal, a line now and then elsewhere, nothing if quiet; yields `show(arm, loss)`."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    steps = next(iter(arms.values())).recipe.steps
-    if quiet or not console.is_terminal:
-        began, said = time.perf_counter(), {arm: ensemble.step // max(1, steps // 5) for arm, ensemble in arms.items()}
-
-        def say(arm: str, loss: float) -> None:
-            ensemble = arms[arm]
-            mark = ensemble.step // max(1, steps // 5)
-            if not quiet and mark > said[arm]:
-                said[arm] = mark
-                seconds = time.perf_counter() - began
-                print(f"{seconds:6.1f} s  {arm:11s} update {ensemble.step}/{steps}  loss {loss:.4f}", file=sys.stderr)
-
-        yield say
-        return
-    columns = (
-        TextColumn("{task.description:<11}"),
-        BarColumn(bar_width=28),
-        TextColumn("{task.completed:>4.0f}/{task.total:.0f}"),
-        TextColumn("length {task.fields[length]:>2}  loss {task.fields[loss]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        console.print("One layer each, S3 words of up to 32 moves: where are the three cups?")
-        bars = {
-            arm: progress.add_task(arm, total=steps, completed=ensemble.step, length=4, loss="   -  ")
-            for arm, ensemble in arms.items()
-        }
-
-        def show(arm: str, loss: float) -> None:
-            ensemble = arms[arm]
-            length = ensemble.recipe.length(ensemble.step - 1)
-            progress.update(bars[arm], completed=ensemble.step, length=length, loss=f"{loss:6.4f}")
-
-        yield show
-
-
 def _scores(ensemble: Ensemble, task: WordProblem, lengths: tuple[int, ...], size: int = 256) -> dict[str, float]:
     """Scaled accuracy by length, from one pass over `size` words of the longest length."""
     correct = correct_products(ensemble, task, 1, size, max(lengths), ensemble.device)
@@ -206,38 +101,8 @@ def _scores(ensemble: Ensemble, task: WordProblem, lengths: tuple[int, ...], siz
 # What was learned ----------------------------------------------------------------------------------------------------
 
 
-@torch.no_grad()
-def _working_head(model: Tracker, ensemble: Ensemble, task: WordProblem) -> int:
-    """The head whose silence costs most: accuracy at length 64 with its readout set to zero."""
-    tokens, target = task.batch(64, 64, torch.Generator(ensemble.device).manual_seed(7))
-    mixer: Any = model.mixer
-    stream = model.embedding(tokens)
-    o = mixer.read(stream)
-    accuracy = []
-    for head in range(o.shape[2]):
-        silenced = o.clone()
-        silenced[:, :, head] = 0
-        logits = model.decode(stream + mixer.write_out(silenced, stream))[:, 1:]
-        accuracy.append(float((logits.argmax(-1) == target).double().mean()))
-    return min(range(len(accuracy)), key=accuracy.__getitem__)
-
-
-@torch.no_grad()
-def _mechanism(ensemble: Ensemble, task: WordProblem) -> dict[str, Any]:
-    """Beta of every head and symbol; gates and eigenvalues of the head that works (fig:s3_interpretability)."""
-    model: Any = ensemble.replica(0, partial(build, "ckda", task))
-    head = _working_head(model, ensemble, task)
-    symbols = torch.arange(task.order, device=ensemble.device)
-    alpha, k, beta = (t[0].float().cpu() for t in model.mixer.transitions(model.embedding(symbols)[None]))
-    eigenvalues = transition.eigenvalues(alpha[:, head], k[:, head], beta[:, head])
-    return {
-        "head": head,
-        "symbols": task.names(),
-        "orders": task.group.orders,
-        "beta": beta.tolist(),
-        "alpha": alpha[:, head].tolist(),
-        "eigenvalues": [[[float(z.real), float(z.imag)] for z in row] for row in eigenvalues],
-    }
+def _model(ensemble: Ensemble, task: WordProblem) -> Any:
+    return ensemble.replica(0, partial(build_tracker, "ckda", task))
 
 
 def _strip(arms: dict[str, Ensemble], task: WordProblem, first: int, shown: int = 12) -> dict[str, Any]:
@@ -310,9 +175,10 @@ def _page(result: dict[str, Any]) -> Page:
     page.section("What Complex KDA has learned")
     page.figure(
         svg_of(mechanism_figure(result["mechanism"])),
-        "Left: the learning rate of every head, one dot per input symbol. Middle: the gates of the head whose removal costs "
-        "most accuracy. Right: the eigenvalues of its transitions. A learning rate near 2 and gates near -1 and 1 make a "
-        "transition that rotates: a pair of eigenvalues on the unit circle, at a third of a turn for the 3-cycles.",
+        "From the left: the learning rate of every head, one dot per input symbol; the gates of the head whose removal costs "
+        "most accuracy; its keys in their principal coordinates; the eigenvalues of its transitions. "
+        "A learning rate near 2 and gates near -1 and 1 make a transition that rotates: "
+        "a pair of eigenvalues on the unit circle, at a third of a turn for the 3-cycles.",
     )
     env = result["environment"]
     page.footer(

@@ -7,9 +7,11 @@ from functools import partial
 
 import pytest
 
-from ckda import cli, demo
+from ckda import cli
+from ckda.models.tracker import build_tracker
+from ckda.report.tracking import cups_strip
 from ckda.tasks.groups import WordProblem
-from ckda.train import Ensemble, Recipe
+from ckda.train import Ensemble, Recipe, train
 
 
 def test_smoke_run_writes_everything(tmp_path, capsys):
@@ -51,12 +53,12 @@ def test_resume_where_one_arm_is_done(tmp_path):
     """An interruption in the last round leaves some arms finished and others not."""
     task = WordProblem.named("S3")
     recipe = Recipe(steps=4, batch=4, curriculum=(4,))
-    arms = {arm: Ensemble(partial(demo.build, arm, task), task, recipe, (0,)) for arm in ("kda", "ckda")}
+    arms = {arm: Ensemble(partial(build_tracker, arm, task), task, recipe, (0,)) for arm in ("kda", "ckda")}
     for _ in range(4):
         arms["kda"].train_step()
-    losses = demo._train(arms, tmp_path, fresh=True, quiet=True)
-    assert losses["kda"] == []
-    assert len(losses["ckda"]) == 1
+    train(arms, lambda arm: tmp_path / f"{arm}.checkpoint.pt", fresh=True, quiet=True, look_every=10)
+    assert arms["kda"].history["loss"] == []
+    assert len(arms["ckda"].history["loss"]) == 1
 
 
 def test_an_unusable_folder_is_said_before_training(tmp_path):
@@ -81,6 +83,6 @@ def test_strip_marks_wrong_answers():
         "moves": ["(12)"],
         "rows": [{"label": "model", "states": [[1, 0, 2]], "right": [False]}],
     }
-    drawn = demo.cups_strip(strip)
+    drawn = cups_strip(strip)
     assert drawn.count("<circle") == 3
     assert drawn.count("<line") == 1

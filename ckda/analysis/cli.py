@@ -5,6 +5,10 @@ from importlib import import_module
 
 #: subject -> (module with `add_arguments(parser)` and `run(args) -> int`, one line of help)
 SUBJECTS: dict[str, tuple[str, str]] = {
+    "track": (
+        "ckda.analysis.tracking",
+        "a run of `ckda track`: the head that works, its gates, keys and spectra, and the representation it has learned",
+    ),
     "audio": (
         "ckda.analysis.audio",
         "a run of `ckda audio`: spectra on blank input, and life without the complex modes",

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from ckda.layers.gated_norm import gated_norm
+
 __all__ = ["HeadNorm", "ShortConvolution", "autocast_dtype", "position_in_sequence"]
 
 
@@ -70,6 +72,8 @@ class HeadNorm(nn.Module):
 
     def forward(self, o: Tensor, gate: Tensor | None = None) -> Tensor:
         """o and gate [..., V]."""
+        if o.is_cuda and not torch.compiler.is_compiling():  # elsewhere a compiler, or nothing, makes one kernel of it
+            return gated_norm(o, gate, self.weight, self.eps)
         wide = o if o.dtype == torch.float64 else o.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * self.weight
         if gate is not None:

@@ -59,12 +59,12 @@ class ComplexKDAConfig(PreTrainedConfig):
     activate: list[str] | tuple[str, ...] = ("q", "k", "v")
     output_gate: str | None = "lowrank"
     qk_norm: bool = False
-    rope_theta: float = 10_000.0
+    rope_theta: float | int = 10_000.0
     sliding_window: int = 2048
     max_position_embeddings: int = 4096
-    norm_eps: float = 1e-5
-    initializer_range: float = 0.02
-    conv_init: float | None = None
+    norm_eps: float | int = 1e-5
+    initializer_range: float | int = 0.02
+    conv_init: float | int | None = None
     tie_word_embeddings: bool = True
     loss_chunk: int = 4096
     backend: str = "auto"

@@ -107,13 +107,11 @@ class ComplexKDAPreTrainedModel(PreTrainedModel):
                 nn.init.uniform_(module.weight, -(module.size**-0.5), module.size**-0.5)
             else:
                 nn.init.normal_(module.weight, std=self.config.conv_init)
-        elif isinstance(module, ComplexKDA) and not _is_loaded(module):
+        elif isinstance(module, ComplexKDA):
+            loaded = {n: p.clone() for n, p in module.named_parameters() if getattr(p, "_is_hf_initialized", False)}
             module.init_gates()
-
-
-def _is_loaded(module: nn.Module) -> bool:
-    """Whether a checkpoint has filled any of the module's parameters: then its gates are not drawn anew."""
-    return any(getattr(p, "_is_hf_initialized", False) for p in module.parameters())
+            for name, value in loaded.items():
+                module.get_parameter(name).copy_(value)
 
 
 class ComplexKDAModel(ComplexKDAPreTrainedModel):
@@ -152,7 +150,8 @@ class ComplexKDAModel(ComplexKDAPreTrainedModel):
         Args:
             attention_mask: [B, S] with S the tokens so far (in the cache and here); 0 is padding, on the left of the tokens.
             position_ids: [B, T] for the rotary positions; by default counted from each sequence's first token.
-            use_cache: by default only outside training, and as the configuration says.
+            past_key_values: a cache to carry on with, whatever use_cache says.
+            use_cache: make a new one; by default only outside training, and as the configuration says.
         """
         _refuse_unknown(kwargs)
         if (input_ids is None) == (inputs_embeds is None):
@@ -175,10 +174,14 @@ class ComplexKDAModel(ComplexKDAPreTrainedModel):
 
     def _cache(self, given: ModelCache | None, use_cache: bool | None, cu_seqlens: Tensor | None) -> ModelCache | None:
         """The cache to carry on with, a new one, or None."""
-        if use_cache is None:
-            use_cache = given is not None or (self.config.use_cache and not self.training and cu_seqlens is None)
-        if not use_cache or (self.gradient_checkpointing and self.training):
-            return None
+        checkpointing = self.gradient_checkpointing and self.training
+        if given is None:
+            if use_cache is None:
+                use_cache = self.config.use_cache and not self.training and cu_seqlens is None
+            if not use_cache or checkpointing:
+                return None
+        elif checkpointing:
+            raise ValueError("past_key_values is given with gradient checkpointing, which would run every token twice")
         if cu_seqlens is not None:
             raise ValueError("cu_seqlens is given with a cache; packed sequences are for one pass without one")
         if given is not None and not isinstance(given, ModelCache):

@@ -1,8 +1,19 @@
-"""The one-layer model of the state-tracking experiments (app:exp_state_tracking)."""
+"""The one-layer model of the state-tracking experiments (app:exp_state_tracking), and how it may start."""
 
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
 from torch import Tensor, nn
 
-__all__ = ["Tracker"]
+from ckda.layers.mixers import MIXERS, build_mixer
+from ckda.theory.finite_groups import FiniteGroup, from_table, hamilton, isomorphism
+
+if TYPE_CHECKING:
+    from ckda.tasks.groups import WordProblem
+
+__all__ = ["STARTS", "Tracker", "build_tracker", "icosahedral_quaternions"]
 
 
 class Tracker(nn.Module):
@@ -13,7 +24,6 @@ class Tracker(nn.Module):
         num_tokens: the group's order and one for the begin token. num_classes: the group's order.
 
     Example:
-        >>> import torch
         >>> from ckda import ComplexKDA
         >>> model = Tracker(ComplexKDA(48, 12, 16, conv_size=0, activate=()), num_tokens=7, num_classes=6)
         >>> model(torch.zeros(2, 9, dtype=torch.long)).shape
@@ -23,15 +33,45 @@ class Tracker(nn.Module):
     def __init__(self, mixer: nn.Module, num_tokens: int, num_classes: int, width: int = 48, inner: int = 192):
         super().__init__()
         self.embedding = nn.Embedding(num_tokens, width)
-        self.mixer = mixer
+        self.mixer: Any = mixer
         self.norm = nn.LayerNorm(width)
         self.readout = nn.Sequential(nn.Linear(width, inner), nn.GELU())
         self.classifier = nn.Linear(inner, num_classes)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """tokens [B, T] -> logits [B, T, num_classes]."""
+    def forward(self, tokens: Tensor, trace: bool = False) -> Any:
+        """tokens [B, T] -> logits [B, T, num_classes]; with `trace` also what a penalty may look at:
+
+        x             [B, T] the tokens
+        o             [B, T, H, V] the mixer's raw readout, before norm and projection
+        alpha, beta   [n, H, K] and [n, H] on each input symbol (only of mixers that have them)
+        A             [n, H, K, K] the transition on each input symbol (likewise)
+        """
         x = self.embedding(tokens)
-        return self.decode(x + self.mixer(x))
+        if not trace:
+            return self.decode(x + self.mixer(x))
+        o = self.mixer.read(x)
+        logits = self.decode(x + self.mixer.write_out(o, x))
+        return logits, {"x": tokens, "o": o} | self.symbols()
+
+    def symbols(self) -> dict[str, Tensor]:
+        """alpha, beta and A of :meth:`forward`'s trace: what each input symbol, the begin token left out, does to the state."""
+        seen: dict[str, Tensor] = {}
+        x = self.embedding.weight[None, :-1]
+        if hasattr(self.mixer, "transitions"):
+            try:
+                alpha, _, beta = self.mixer.transitions(x)
+                seen |= {"alpha": alpha[0], "beta": beta[0]}
+            except NotImplementedError:
+                pass
+        if hasattr(self.mixer, "matrices"):
+            seen["A"] = self.mixer.matrices(x)[0]
+        return seen
+
+    def prefill(self, tokens: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
+        """:meth:`forward` from a cache of the mixer (None: from the beginning) and the next one."""
+        x = self.embedding(tokens)
+        y, cache = self.mixer.prefill(x, cache)
+        return self.decode(x + y), cache
 
     def decode(self, x: Tensor) -> Tensor:
         """From the residual stream [..., width] to logits."""
@@ -40,3 +80,125 @@ class Tracker(nn.Module):
     def uses_muon(self, name: str, parameter: Tensor) -> bool:
         """Muon takes every matrix but the embedding and the classifier; AdamW takes the rest."""
         return parameter.dim() == 2 and not name.startswith(("embedding", "classifier"))
+
+
+def build_tracker(
+    mixer: str,
+    task: "WordProblem",
+    *,
+    width: int = 48,
+    heads: int = 12,
+    head_dim: int = 16,
+    activate: Collection[str] = (),
+    beta_init: str = "standard",
+    start: str = "random",
+) -> Tracker:
+    """The tracker of app:exp_state_tracking with this mixer: no convolution, SiLU where `activate` says, spread signed gates.
+
+    Args:
+        mixer: a name of :data:`ckda.layers.MIXERS`. beta_init: "standard" or "spread" (where beta reaches 2).
+        start: a name of :data:`STARTS`.
+
+    Example:
+        >>> from ckda.tasks.groups import WordProblem
+        >>> model = build_tracker("ckda", WordProblem.named("S3"))
+        >>> sum(p.numel() for p in model.parameters())
+        56530
+    """
+    options: dict[str, Any] = {}
+    if MIXERS[mixer].is_delta_rule if mixer in MIXERS else False:
+        options = {"conv_size": 0, "activate": tuple(activate)}
+        if MIXERS[mixer].is_signed:
+            options["gate_init"] = "spread"
+        if beta_init != "standard":
+            options["beta_init"] = beta_init
+    layer = build_mixer(mixer, width, heads, head_dim, **options)
+    model = Tracker(layer, task.num_tokens, task.order, width, 4 * width)
+    if start not in STARTS:
+        raise ValueError(f"start is {start!r}; it may be one of {', '.join(map(repr, STARTS))}")
+    STARTS[start](model, task)
+    return model
+
+
+# Starts --------------------------------------------------------------------------------------------------------------
+
+
+def _random(model: Tracker, task: "WordProblem") -> None:
+    """As the layers are made."""
+
+
+@torch.no_grad()
+def _near_orthogonal(model: Tracker, task: "WordProblem", logit: float = 4.0, gate: float = 8.0) -> None:
+    """The heads with the larger learning rates start near orthogonal transitions: beta near 2, gates near -1 and 1."""
+    mixer = model.mixer
+    _need_two_spreads(mixer, "reflections")
+    for head in (mixer.b_proj.bias > 0).nonzero().flatten().tolist():
+        rows = slice(head * mixer.head_dim, (head + 1) * mixer.head_dim)
+        mixer.b_proj.bias[head] = logit
+        mixer.dt_bias[rows] = torch.copysign(torch.full((mixer.head_dim,), gate), mixer.dt_bias[rows])
+
+
+@torch.no_grad()
+def _quaternions(model: Tracker, task: "WordProblem", heads: int = 2, logit: float = 12.0) -> None:
+    """Two heads start as the paper's tracker of A5 (app:A5const): ``A_g = (I - 2 q_g q_g^T) Diag(-1, 1, 1, 1)``.
+
+    The embedding holds the quaternion and a 1 (the begin token two ones), the keys of those heads read the quaternion, their
+    gates and learning rates stand at their ends. All the rest is random, everything trains. Nothing has to be written at
+    the beginning: a value v = C^T q, C with first row zero, makes ``S_t - C = A_g (S_{t-1} - C)``, so that the state runs
+    through C - A C from zero.
+    """
+    mixer = model.mixer
+    _need_two_spreads(mixer, "quaternions")
+    if mixer.head_dim != 4:
+        raise ValueError(f"start 'quaternions' needs heads of 4, not of {mixer.head_dim}")
+    embedding = model.embedding.weight
+    embedding.zero_()
+    embedding[:-1, :4] = torch.from_numpy(icosahedral_quaternions(task.group)).float()
+    embedding[:, 4], embedding[-1, 5] = 1.0, 1.0
+    for head in range(heads):
+        rows = slice(4 * head, 4 * head + 4)
+        mixer.k_proj.weight[rows] = torch.eye(4, mixer.hidden_size)
+        mixer.f_proj[1].weight[rows] = 0
+        mixer.dt_bias[rows] = torch.tensor([-logit, logit, logit, logit])
+        mixer.b_proj.weight[head] = 0
+        mixer.b_proj.bias[head] = logit
+
+
+def _need_two_spreads(mixer: Any, start: str) -> None:
+    if getattr(mixer, "gate", None) != "signed" or getattr(mixer, "beta_init", None) != "spread":
+        raise ValueError(f"start {start!r} needs Complex KDA with beta spread")
+
+
+#: how a tracker starts, by name
+STARTS: dict[str, Callable[[Tracker, "WordProblem"], None]] = {
+    "random": _random,
+    "reflections": _near_orthogonal,
+    "quaternions": _quaternions,
+}
+
+
+def icosahedral_quaternions(G: FiniteGroup) -> np.ndarray:
+    """[60, 4] a unit quaternion for every element of a group isomorphic to A5, with q_a q_b = +- q_ab (app:A5const).
+
+    Example:
+        >>> from ckda.theory.finite_groups import group
+        >>> G = group("A5")
+        >>> q = icosahedral_quaternions(G)
+        >>> ab = np.array(hamilton(q[7], q[11]))
+        >>> bool(np.isclose(abs(ab @ q[G.table[7, 11]]), 1))
+        True
+    """
+    phi = (1 + 5**0.5) / 2
+    generators = [np.array([phi, 0, phi - 1, 1]) / 2, np.array([1, 1, 1, 1]) / 2]
+    found = [np.array([1.0, 0, 0, 0])]
+    for q in found:  # grows while it is walked: each class up to sign once
+        for g in generators:
+            new = np.array(hamilton(list(g), list(q)))
+            if np.abs(np.stack(found) @ new).max() < 0.999:
+                found.append(new)
+    Q = np.stack(found)
+    products = np.stack([np.array(hamilton(list(a), list(Q.T))).T for a in Q])  # [60, 60, 4]
+    images = isomorphism(G, from_table(np.abs(products @ Q.T).argmax(-1), "2I / +-1"))
+    if images is None:
+        raise ValueError(f"{G.name} is not isomorphic to A5; only A5 starts from quaternions")
+    return Q[images]

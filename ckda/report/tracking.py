@@ -4,7 +4,35 @@ import html
 import math
 from typing import Any
 
-__all__ = ["ARM_LABELS", "cups_strip", "extrapolation_figure", "mechanism_figure"]
+__all__ = [
+    "ARM_LABELS",
+    "PUBLISHED",
+    "best_seed",
+    "cups_strip",
+    "extrapolation_figure",
+    "groups_figure",
+    "markdown",
+    "mechanism_figure",
+    "table",
+]
+
+#: the paper's scaled accuracies at length 32, 128 and 512, best of three seeds (fig:group_word_problems)
+PUBLISHED: dict[str, dict[str, tuple[float, float, float]]] = {
+    "S3": {
+        "kda": (0.014, 0.003, 0.001),
+        "kda-beta2": (1.0, 0.288, 0.154),
+        "kda-signed": (1.0, 0.754, 0.211),
+        "ckda": (1.0, 0.9995, 0.772),
+    },
+    "S4": {
+        "kda": (0.007, 0.0, 0.001),
+        "kda-beta2": (0.068, 0.037, 0.0),
+        "kda-signed": (0.181, 0.013, 0.0),
+        "ckda": (1.0, 0.985, 0.297),
+    },
+    "A5": {"ckda+theory": (1.0, 1.0, 1.0)},
+}
+PUBLISHED_LENGTHS = (32, 128, 512)
 
 #: arm -> (label, colour); the ranges of the gate and of beta, as in fig:group_word_problems
 ARM_LABELS = {
@@ -48,10 +76,102 @@ def extrapolation_figure(result: dict[str, Any]) -> Any:
     return figure
 
 
+def published(run: dict[str, Any]) -> tuple[float, float, float] | None:
+    """What the paper has for a run of ``ckda track``, if it does."""
+    name = run["mixer"] + ("" if run["recipe_name"] in ("paper", "10k") else f"+{run['recipe_name']}")
+    return PUBLISHED.get(run["group"], {}).get(name)
+
+
+def best_seed(scores: dict[str, list[float]]) -> int:
+    """Which seed is best at the longest length up to 512 (ties: at the next shorter ones).
+
+    Example:
+        >>> best_seed({"32": [1.0, 1.0], "512": [0.4, 0.7], "4096": [0.2, 0.1]})
+        1
+    """
+    lengths = sorted((int(n) for n in scores if int(n) <= 512), reverse=True) or sorted(map(int, scores))
+    num = len(next(iter(scores.values())))
+    return max(range(num), key=lambda r: [scores[str(n)][r] for n in lengths])
+
+
+def _columns(result: dict[str, Any]) -> list[int]:
+    lengths = {int(n) for run in result["runs"].values() for n in run["scores"]}
+    wanted = [n for n in sorted(lengths) if n in (32, 128, 512, 4096, 65_536)]
+    return wanted or sorted(lengths)
+
+
+def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows: the best seed's scores beside the published ones, and the other seeds at the longest length."""
+    lengths = _columns(result)
+    head = ["run", *map(str, lengths), "all seeds", "published"]
+    rows = []
+    for run in result["runs"].values():
+        name = f"{run['group']} {run['mixer']}" + ("" if run["recipe_name"] == "paper" else f" {run['recipe_name']}")
+        known = published(run)
+        middle = [n for n in lengths if str(n) in run["scores"] and n <= 512]
+        spread = " ".join(f"{v:.2f}" for v in run["scores"][str(middle[-1])]) if middle else ""
+        values = [f"{run['scores'][str(n)][run['best']]:.3f}" if str(n) in run["scores"] else "-" for n in lengths]
+        rows.append([name, *values, spread, " ".join(f"{v:g}" for v in known) if known else ""])
+    return head, rows
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """:func:`table` for a document; the last two columns say which lengths they mean."""
+    head, rows = table(result)
+    middle = max((n for n in _columns(result) if n <= 512), default=0)
+    head[-2], head[-1] = f"all seeds at {middle}", "published, 32 / 128 / 512"
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
+
+
+def groups_figure(result: dict[str, Any]) -> Any:
+    """One panel a group, one colour a run, seeds thin and the best one thick, published points (fig:group_word_problems)."""
+    by_group: dict[str, list[dict[str, Any]]] = {}
+    for run in result["runs"].values():
+        by_group.setdefault(run["group"], []).append(run)
+    figure = _figure(figsize=(4.6 * len(by_group) + 0.8, 4.6))
+    panels = figure.subplots(1, len(by_group), squeeze=False, sharey=True)[0]
+    for axes, (group, runs) in zip(panels, by_group.items(), strict=True):
+        for i, run in enumerate(runs):
+            _draw_run(axes, run, _colour(run, i))
+        axes.axvline(runs[0]["recipe"]["curriculum"][-1], color="#5c6b7a", linewidth=1, linestyle="--")
+        axes.set(title=group, xlabel="word length", ylim=(-0.06, 1.06))
+        axes.set_xscale("log", base=2)
+        shown = sorted({int(n) for run in runs for n in run["scores"]})
+        shown = [n for n in shown if n in (8, 32, 128, 512, 4096, 65_536)] or shown
+        axes.set_xticks(shown, [f"{n:,}" for n in shown])
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=7.5, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
+    panels[0].set_ylabel("scaled accuracy")
+    return figure
+
+
+_MORE = ("#2f7f4f", "#c8553d", "#b58900", "#6c3fa0", "#2c8c99", "#8c564b", "#e377c2", "#17365d", "#bcbd22", "#7f7f7f")
+
+
+def _colour(run: dict[str, Any], place: int) -> str:
+    if run["mixer"] in ARM_LABELS and run["recipe_name"] in ("paper", "10k", "quick"):
+        return ARM_LABELS[run["mixer"]][1]
+    return _MORE[place % len(_MORE)]
+
+
+def _draw_run(axes: Any, run: dict[str, Any], colour: str) -> None:
+    lengths = sorted(map(int, run["scores"]))
+    label = run["label"] + ("" if run["recipe_name"] == "paper" else f", {run['recipe_name']}")
+    for r in range(len(run["seeds"])):
+        values = [run["scores"][str(n)][r] for n in lengths]
+        best = r == run["best"]
+        style = {"linewidth": 2.4, "label": label, "marker": "o", "markersize": 3.5} if best else {"linewidth": 0.8}
+        axes.plot(lengths, values, color=colour, alpha=1.0 if best else 0.45, **style)
+    known = published(run)
+    if known is not None:
+        axes.plot(PUBLISHED_LENGTHS, known, "D", color=colour, fillstyle="none", markersize=7)
+
+
 def mechanism_figure(mechanism: dict[str, Any]) -> Any:
-    """Beta by head, the gates of the head that works, and its eigenvalues per input symbol (fig:s3_interpretability)."""
-    figure = _figure(figsize=(10.2, 3.5))
-    left, middle, right = figure.subplots(1, 3, width_ratios=(1.15, 1.25, 1.0))
+    """Beta by head; gates, keys in principal coordinates and eigenvalues of the head that works (fig:s3_interpretability)."""
+    figure = _figure(figsize=(13.4, 3.6))
+    left, middle, plane, right = figure.subplots(1, 4, width_ratios=(1.15, 1.25, 1.0, 1.0))
     names, head = mechanism["symbols"], mechanism["head"]
     beta = mechanism["beta"]  # [symbols][heads]
     for h in range(len(beta[0])):
@@ -66,25 +186,38 @@ def mechanism_figure(mechanism: dict[str, Any]) -> Any:
     middle.set_yticks(range(len(names)), names)
     middle.set(xlabel="channel", title=f"gates α of head {head}")
     figure.colorbar(image, ax=middle, shrink=0.8)
+    _draw_keys(plane, mechanism)
     circle = [2 * math.pi * i / 200 for i in range(201)]
     right.plot([math.cos(t) for t in circle], [math.sin(t) for t in circle], color="#c5ced8", linewidth=1)
-    marks = {1: "s", 2: "o", 3: "^"}
-    colours = {1: "#5c6b7a", 2: "#d08a2e", 3: "#16548c"}
-    labels = {1: "identity", 2: "transposition", 3: "3-cycle"}
-    seen = set()
+    seen: set[int] = set()
     for order, values in zip(mechanism["orders"], mechanism["eigenvalues"], strict=True):
-        label = labels.get(order, f"order {order}") if order not in seen else None
+        label = f"order {order}" if order not in seen else None
         seen.add(order)
         real, imaginary = [v[0] for v in values], [v[1] for v in values]
-        style = {"color": colours.get(order, "#2f7f4f"), "label": label, "alpha": 0.75, "markersize": 5}
-        right.plot(real, imaginary, marks.get(order, "D"), fillstyle="none", **style)
+        colour, mark = _MARKS.get(order, ("#2f7f4f", "D"))
+        right.plot(real, imaginary, mark, fillstyle="none", color=colour, label=label, alpha=0.75, markersize=5)
     right.set(title=f"eigenvalues of head {head}", aspect="equal", xlim=(-1.25, 1.25), ylim=(-1.25, 1.25))
     right.legend(
         frameon=False, fontsize=7.5, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=3, handletextpad=0.1
     )
-    for axes in (left, right):
+    for axes in (left, plane, right):
         axes.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+#: colour and mark of an element by its order
+_MARKS = {1: ("#5c6b7a", "s"), 2: ("#d08a2e", "o"), 3: ("#16548c", "^"), 4: ("#2f7f4f", "D"), 5: ("#c8553d", "p")}
+
+
+def _draw_keys(axes: Any, mechanism: dict[str, Any]) -> None:
+    names = mechanism["symbols"] if len(mechanism["symbols"]) <= 8 else [""] * len(mechanism["symbols"])
+    for (x, y), order, name in zip(mechanism["keys"], mechanism["orders"], names, strict=True):
+        colour, mark = _MARKS.get(order, ("#2f7f4f", "D"))
+        axes.plot([x], [y], mark, color=colour, markersize=5)
+        axes.annotate(name, (x, y), textcoords="offset points", xytext=(4, 4), fontsize=7.5)
+    share = sum(mechanism["explained"])
+    axes.set(title=f"keys, first 2 PCs (3 hold {share:.0%})", xlabel="PC 1", ylabel="PC 2")
+    axes.margins(0.2)
 
 
 def cups_strip(strip: dict[str, Any]) -> str:

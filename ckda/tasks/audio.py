@@ -21,6 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ckda.tasks.closure import closure
+
 __all__ = [
     "BPM",
     "CUE",
@@ -318,23 +320,6 @@ class Continuation:
         """The frames (as a digest), the cue and how phases are drawn."""
         digest = hashlib.sha256(self.frames.astype("<f8").round(9).tobytes()).hexdigest()
         return {"frames": digest, "cue": self.cue, "balanced": self.balanced}
-
-
-def closure(o: Tensor, phase: Tensor, period: int) -> Tensor:
-    """[R] the variance of o [R, B, T, H, V] among steps of equal phase [R, B, T], over its energy; mean over heads.
-
-    Example:
-        >>> phase = torch.arange(8).view(1, 1, 8) % 4
-        >>> o = torch.randn(4, 2, 3)[phase]
-        >>> bool(closure(o, phase, 4) < 1e-12), bool(closure(o * torch.arange(8).view(8, 1, 1), phase, 4) > 0.01)
-        (True, True)
-    """
-    R, _, _, H, V = o.shape
-    member = (phase.reshape(R, -1, 1) == torch.arange(period, device=o.device)).to(o.dtype)  # [R, N, P]
-    flat = o.reshape(R, -1, H * V)
-    mean = (member / member.sum(1, keepdim=True).clamp_min(1)).mT @ flat
-    inside = (flat - member @ mean).square().unflatten(-1, (H, V)).sum((1, 3))
-    return (inside / (flat.square().unflatten(-1, (H, V)).sum((1, 3)) + 1e-12)).mean(-1)
 
 
 # Scores --------------------------------------------------------------------------------------------------------------

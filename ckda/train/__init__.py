@@ -1,7 +1,25 @@
 """Training of the small experiments: Muon and AdamW, schedules, curriculum, penalties, several seeds as one program."""
 
-from ckda.train.ensemble import Ensemble, Recipe
+from ckda.train.ensemble import Ensemble
 from ckda.train.interrupt import deferred_interrupt
+from ckda.train.loop import TimeUp, train
 from ckda.train.optimizers import AdamW, Muon, newton_schulz, one_cycle, warmup_cosine
+from ckda.train.program import Program
+from ckda.train.progress import progress
+from ckda.train.recipe import Phase, Recipe
 
-__all__ = ["AdamW", "Ensemble", "Muon", "Recipe", "deferred_interrupt", "newton_schulz", "one_cycle", "warmup_cosine"]
+__all__ = [
+    "AdamW",
+    "Ensemble",
+    "Muon",
+    "Phase",
+    "Program",
+    "Recipe",
+    "TimeUp",
+    "deferred_interrupt",
+    "newton_schulz",
+    "one_cycle",
+    "progress",
+    "train",
+    "warmup_cosine",
+]

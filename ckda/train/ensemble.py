@@ -1,11 +1,14 @@
-"""Several replicas of one small model trained as one program: stacked parameters, one vmapped forward pass."""
+"""Several replicas of one small model trained as one program: stacked parameters, one vmapped forward pass.
+
+An update (:meth:`Ensemble.update`) reads its batch, learning rates and penalty factor from tensors at fixed places and reads
+nothing back, so that :class:`ckda.train.Program` can record it once as a CUDA graph and replay it.
+"""
 
 import copy
 import io
 import pickle
-from bisect import bisect_right
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,60 +18,12 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from ckda.record import write_bytes
 from ckda.tasks import PenalizedTask, Task
-from ckda.train.optimizers import AdamW, Muon, one_cycle, warmup_cosine
+from ckda.train.optimizers import AdamW, Muon
+from ckda.train.recipe import Recipe
 
-__all__ = ["Ensemble", "Recipe"]
+__all__ = ["Ensemble"]
 
-
-@dataclass(frozen=True)
-class Recipe:
-    """How a small model is trained; the defaults are those of state tracking (app:exp_state_tracking)."""
-
-    steps: int = 60_000
-    batch: int = 1024
-    curriculum: tuple[int, ...] = (4, 6, 8, 16, 32)  #: lengths, in equal stages unless `switches` says otherwise
-    switches: tuple[int, ...] = ()  #: the updates, counted from 1, at which each next length of the curriculum begins
-    lr_muon: float = 0.02
-    lr_adamw: float = 5e-3
-    schedule: str = "one_cycle"  #: of the learning rates: "one_cycle" or "cosine" (:func:`warmup_cosine`)
-    warmup: float = 0.1
-    floor: float = 0.1  #: of "cosine": the factor at its end
-    tail: float = 0.0  #: of "cosine": the part of the updates that decays on from there
-    clip: float = 1.0
-    weight_decay: float = 1e-12
-    penalties: dict[str, float] = field(default_factory=dict)  #: names the task knows -> weights
-    ramp: tuple[float, float] = (0.0, 0.0)  #: the parts of the training at which penalties begin and are in full force
-
-    def __post_init__(self) -> None:
-        if self.switches and len(self.switches) != len(self.curriculum) - 1:
-            raise ValueError(
-                f"there are {len(self.switches)} switches; a curriculum of {len(self.curriculum)} lengths has "
-                f"{len(self.curriculum) - 1}"
-            )
-        if self.schedule not in ("one_cycle", "cosine"):
-            raise ValueError(f"schedule is {self.schedule!r}; it must be 'one_cycle' or 'cosine'")
-
-    def length(self, step: int) -> int:
-        """The training length at this step, counted from 0."""
-        if self.switches:
-            return self.curriculum[bisect_right(self.switches, step + 1)]
-        return self.curriculum[min(len(self.curriculum) - 1, step * len(self.curriculum) // self.steps)]
-
-    def factor(self, step: int) -> float:
-        """What the peak learning rates are multiplied by at this step."""
-        if self.schedule == "cosine":
-            return warmup_cosine(step, self.steps, self.warmup, self.floor, self.tail)
-        return one_cycle(step, self.steps, self.warmup)
-
-    def penalty_factor(self, step: int) -> float:
-        """What the penalties' weights are multiplied by at this step.
-
-        Example:
-            >>> [Recipe(steps=10, ramp=(0.4, 0.6)).penalty_factor(step) for step in (4, 5, 6)]
-            [0.0, 0.5, 1.0]
-        """
-        begin, full = (part * self.steps for part in self.ramp)
-        return float(step >= begin) if full <= begin else min(1.0, max(0.0, (step - begin) / (full - begin)))
+_CULL_WORDS, _CULL_BATCHES = 128, 4  # what seeds are compared on before all but the best are dropped
 
 
 class Ensemble:
@@ -82,6 +37,7 @@ class Ensemble:
         >>> from ckda import ComplexKDA
         >>> from ckda.models.tracker import Tracker
         >>> from ckda.tasks.groups import WordProblem
+        >>> from ckda.train import Recipe
         >>> task = WordProblem.named("S3")
         >>> build = lambda: Tracker(ComplexKDA(48, 2, 4, conv_size=0, activate=()), 7, 6)
         >>> ensemble = Ensemble(build, task, Recipe(steps=4, batch=8, curriculum=(4,)), seeds=(0, 1))
@@ -97,7 +53,8 @@ class Ensemble:
         seeds: tuple[int, ...],
         device: str = "cpu",
     ):
-        self.task, self.recipe, self.seeds, self.device, self.step = task, recipe, seeds, device, 0
+        self.task, self.recipe, self.device, self.step = task, recipe, device, 0
+        self.all_seeds = self.seeds = tuple(seeds)  #: those begun with, and those still trained
         models = []
         for seed in seeds:
             with torch.random.fork_rng(devices=[]):
@@ -113,39 +70,88 @@ class Ensemble:
         self.muon = Muon([self.parameters[name] for name in self.muon_names], weight_decay=decay)
         self.adamw = AdamW([self.parameters[name] for name in self.adamw_names], weight_decay=decay)
         self.generators = [torch.Generator(device).manual_seed(10_000 + seed) for seed in seeds]
+        self.history: dict[str, list] = {"update": [], "loss": []}  #: what the loop has looked at; kept in checkpoints
+        self.losses = torch.full((len(seeds),), torch.nan, device=device)  #: [R] of the last update
+        rates = [recipe.rates(step) for step in range(recipe.steps)]
+        self._schedule = torch.tensor(rates, dtype=torch.float32).to(device)  # [steps, 3]
+        self._rates = torch.zeros(3, device=device)
+        self._block: tuple[Tensor, Tensor] | None = None
+        self._block_start, self._block_states = 0, [g.get_state() for g in self.generators]
+        self.x: Tensor | None = None  # [R, B, ...] the batch of the present update
+        self.y: Tensor | None = None
 
     def __call__(self, x: Tensor, trace: bool = False) -> Any:
         """The models' outputs [R, B, ...] for inputs [R, B, ...]; with `trace` also what their penalties look at."""
-        options = {"trace": True} if trace else {}
+        return self.call(None, x, **({"trace": True} if trace else {}))
 
-        def one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Any:
-            return functional_call(self.skeleton, (parameters, buffers), (x,), options)
+    def call(self, method: str | None, *args: Any, **options: Any) -> Any:
+        """A method of the models (None: their forward pass) on arguments with a replica axis R in front, as pytrees."""
+        skeleton = self.skeleton if method is None else _Method(self.skeleton, method)
+        prefix = "" if method is None else "model."
 
-        return vmap(one)(self.parameters, self.buffers, x)
+        def one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], args: tuple) -> Any:
+            named = {prefix + name: p for name, p in {**parameters, **buffers}.items()}
+            return functional_call(skeleton, named, args, options)
 
-    def draw(self, size: int, length: int) -> tuple[Tensor, Tensor]:
+        return vmap(one)(self.parameters, self.buffers, args)
+
+    # Batches ---------------------------------------------------------------------------------------------------------
+
+    def draw(self, size: int, length: int, letters: str = "") -> tuple[Tensor, Tensor]:
         """The next batch of every replica, [R, size, ...]."""
-        pairs = [self.task.batch(size, length, generator) for generator in self.generators]
+        task: Any = self.task
+        task = task.over(letters) if letters else task
+        pairs = [task.batch(size, length, generator) for generator in self.generators]
         return torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs])
+
+    def _fill_block(self) -> None:
+        """Draw the batches of the next updates, [count, R, B, ...]."""
+        count = self.recipe.same_phase(self.step, self.recipe.block)
+        self._block_start, self._block_states = self.step, [g.get_state() for g in self.generators]
+        phase = self.recipe.phase(self.step)
+        x, y = self.draw(count * self.recipe.batch, phase.length, phase.letters)
+        self._block = (x.unflatten(1, (count, -1)).transpose(0, 1), y.unflatten(1, (count, -1)).transpose(0, 1))
+
+    def prepare(self) -> None:
+        """Put the present update's batch, learning rates and penalty factor where :meth:`update` reads them."""
+        if self.step == self.recipe.cull_at and self.recipe.keep and len(self.seeds) > self.recipe.keep:
+            self.cull(self.recipe.keep)
+        place = self.step - self._block_start
+        if self._block is None or place >= len(self._block[0]):
+            self._fill_block()
+            place = 0
+        assert self._block is not None
+        x, y = (part[place] for part in self._block)
+        if self.x is None or self.y is None or self.x.shape != x.shape:
+            self.x, self.y = torch.empty_like(x), torch.empty_like(y)
+        self.x.copy_(x)
+        self.y.copy_(y)
+        self._rates.copy_(self._schedule[self.step])
+
+    # Training --------------------------------------------------------------------------------------------------------
 
     def train_step(self) -> Tensor:
         """One update of every replica; returns their losses [R] before it, without the penalties."""
-        x, y = self.draw(self.recipe.batch, self.recipe.length(self.step))
-        losses, total = self._losses(x, y)
-        names = [*self.muon_names, *self.adamw_names]
-        grads = list(torch.autograd.grad(total.sum(), [self.parameters[name] for name in names]))
-        self._clip(grads)
-        factor = self.recipe.factor(self.step)
-        num = len(self.muon_names)
-        self.muon.step(grads[:num], self.recipe.lr_muon * factor)
-        self.adamw.step(grads[num:], self.recipe.lr_adamw * factor)
+        self.prepare()
+        self.losses = self.update()
         self.step += 1
+        return self.losses
+
+    def update(self) -> Tensor:
+        """The update that was prepared; all on the device. Returns the losses [R] before it."""
+        assert self.x is not None
+        assert self.y is not None
+        losses, total = self._losses(self.x, self.y)
+        names = [*self.muon_names, *self.adamw_names]
+        grads = self._clip(list(torch.autograd.grad(total.sum(), [self.parameters[name] for name in names])))
+        num = len(self.muon_names)
+        self.muon.step(grads[:num], self._rates[0])
+        self.adamw.step(grads[num:], self._rates[1])
         return losses.detach()
 
     def _losses(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The task's losses [R], and what is minimised: those and the recipe's penalties."""
-        factor = self.recipe.penalty_factor(self.step)
-        if not self.recipe.penalties or not factor:
+        if not self.recipe.phase(self.step).penalized:
             losses = self.task.losses(self(x), y)
             return losses, losses
         if not isinstance(self.task, PenalizedTask):
@@ -153,15 +159,47 @@ class Ensemble:
         output, trace = self(x, trace=True)
         losses = total = self.task.losses(output, y)
         for name, weight in self.recipe.penalties.items():
-            total = total + factor * weight * self.task.penalty(name, trace, y)
+            total = total + self._rates[2] * weight * self.task.penalty(name, trace, y)
         return losses, total
 
-    def _clip(self, grads: list[Tensor]) -> None:
-        """Scale each replica's gradient to norm at most `clip`."""
-        squares = torch.stack([g.flatten(1).square().sum(1) for g in grads]).sum(0)
-        factor = (self.recipe.clip / (squares.sqrt() + 1e-6)).clamp_max(1.0)
-        for g in grads:
-            g.mul_(factor.view(-1, *(1,) * (g.dim() - 1)))
+    def _clip(self, grads: list[Tensor]) -> list[Tensor]:
+        """The gradients with each replica's scaled to norm at most `clip`, contiguous: few kernels here and in what follows."""
+        flat = torch.cat([g.flatten(1) for g in grads], 1)
+        flat = flat * (self.recipe.clip / (torch.linalg.vector_norm(flat, dim=1) + 1e-6)).clamp_max(1.0)[:, None]
+        parts = flat.split([g[0].numel() for g in grads], 1)
+        return [part.reshape(g.shape).contiguous() for part, g in zip(parts, grads, strict=True)]
+
+    # Some of the seeds -----------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def test_losses(self, length: int) -> Tensor:
+        """[R] the mean loss of each replica on the same words of this length, drawn from a seed of their own."""
+        generator = torch.Generator(self.device).manual_seed(2_000_000)
+        total = torch.zeros(len(self.seeds), device=self.device)
+        for _ in range(_CULL_BATCHES):
+            x, y = self.task.batch(_CULL_WORDS, length, generator)
+            shape = (len(self.seeds), *(-1,) * x.dim())
+            total += self.task.losses(self(x.expand(shape)), y.expand((len(self.seeds), *(-1,) * y.dim())))
+        return total / _CULL_BATCHES
+
+    def cull(self, keep: int) -> None:
+        """Go on with the `keep` seeds of lowest loss at the curriculum's last length; a diverged one counts as worst."""
+        losses = self.test_losses(self.recipe.curriculum[-1]).nan_to_num(torch.inf)
+        best = sorted(sorted(range(len(self.seeds)), key=losses.tolist().__getitem__)[:keep])
+        self.keep(best)
+
+    def keep(self, replicas: Sequence[int]) -> None:
+        """Drop every replica but these, with their optimisers' states and generators."""
+        index = torch.tensor(list(replicas), device=self.device)
+        for name, p in self.parameters.items():
+            self.parameters[name] = p.detach()[index].requires_grad_()
+        self.buffers = {name: b[index] for name, b in self.buffers.items()}
+        self.muon.keep([self.parameters[name] for name in self.muon_names], index)
+        self.adamw.keep([self.parameters[name] for name in self.adamw_names], index)
+        self.generators = [self.generators[r] for r in replicas]
+        self._block_states = [self._block_states[r] for r in replicas]
+        self.seeds = tuple(self.seeds[r] for r in replicas)
+        self.losses, self._block, self.x, self.y = self.losses[index], None, None, None
 
     def replica(self, r: int, build: Callable[[], nn.Module]) -> nn.Module:
         """A plain module with replica r's weights."""
@@ -179,18 +217,23 @@ class Ensemble:
     def key(self) -> dict[str, Any]:
         """What a checkpoint must agree on to be resumed."""
         return {"recipe": {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self.recipe).items()}} | {
-            "seeds": list(self.seeds),
+            "seeds": list(self.all_seeds),
             "task": self.task.key(),
             "model": repr(self.skeleton),
         }
 
     def save(self, path: str | Path) -> None:
         """Write everything an exact resume needs, whole; only tensors, numbers and strings."""
+        midway = self._block is not None and self.step < self._block_start + len(self._block[0])
         state = {
             "key": self.key(),
             "step": self.step,
+            "seeds": list(self.seeds),
+            "history": self.history,
             "tensors": {name: t.detach().cpu() for name, t in self._tensors().items()},
-            "generators": [g.get_state() for g in self.generators],
+            # batches drawn and not yet used are drawn again: from where the generators were before
+            "block_start": self._block_start if midway else self.step,
+            "generators": self._block_states if midway else [g.get_state() for g in self.generators],
         }
         buffer = io.BytesIO()
         torch.save(state, buffer)
@@ -200,10 +243,13 @@ class Ensemble:
         """Resume from :meth:`save`; a damaged, foreign or different run's file is a ValueError and changes nothing."""
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
-            key, step, tensors, generators = (state[k] for k in ("key", "step", "tensors", "generators"))
+            names = ("key", "step", "seeds", "history", "tensors", "generators", "block_start")
+            key, step, seeds, history, tensors, generators, start = (state[k] for k in names)
+            alive = [self.seeds.index(seed) for seed in seeds]
             own = self._tensors()
-            fits = all(tensors[name].shape == tensor.shape for name, tensor in own.items())
-            restored = [torch.Generator(self.device) for _ in self.generators]
+            shapes = {name: (len(alive), *t.shape[1:]) if t.dim() else () for name, t in own.items()}
+            fits = all(tuple(tensors[name].shape) == shape for name, shape in shapes.items())
+            restored = [torch.Generator(self.device) for _ in seeds]
             for generator, generator_state in zip(restored, generators, strict=True):
                 generator.set_state(generator_state)
         except (
@@ -217,10 +263,27 @@ class Ensemble:
             ValueError,
         ) as error:
             raise ValueError(f"{path} is no checkpoint of ckda for this run: {error}") from error
-        if key != self.key() or not fits or not isinstance(step, int) or not 0 <= step <= self.recipe.steps:
+        sane = isinstance(step, int) and isinstance(start, int) and 0 <= start <= step <= self.recipe.steps
+        if key != self.key() or not fits or not sane:
             raise ValueError(f"{path} is of another run: its recipe, seeds, task or model differ from this one's")
+        if len(alive) < len(self.seeds):
+            self.keep(alive)
         with torch.no_grad():
-            for name, tensor in own.items():
+            for name, tensor in self._tensors().items():
                 tensor.copy_(tensors[name])
-        self.step = self.adamw.count = step
-        self.generators = restored
+        self.generators, self.history, self._block = restored, history, None
+        self.step = start
+        if start < step:
+            self._fill_block()
+        self.step = step
+
+
+class _Method(nn.Module):
+    """Makes a method of a module its forward pass, for functional_call."""
+
+    def __init__(self, model: nn.Module, method: str):
+        super().__init__()
+        self.model, self.method = model, method
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        return getattr(self.model, self.method)(*args, **options)

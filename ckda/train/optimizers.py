@@ -1,7 +1,8 @@
 """Muon and AdamW on stacked parameters, and the schedule.
 
 Parameters are [R, ...]: R replicas (seeds) of one model, trained as one program. Every operation is per replica. The
-learning rate is an argument of `step`, so that a schedule is a pure function and a checkpoint holds tensors alone.
+learning rate is an argument of `step`, so that a schedule is a pure function and a checkpoint holds tensors alone. Nothing
+here reads a value back from the device, so that an update can be recorded as a CUDA graph.
 """
 
 import math
@@ -23,42 +24,81 @@ def newton_schulz(G: Tensor, steps: int = 5) -> Tensor:
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = G.shape[-2] > G.shape[-1]
     X = G.mT if tall else G
-    X = X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    X = (X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)).reshape(-1, *X.shape[-2:])
     for _ in range(steps):
         A = X @ X.mT
-        X = a * X + (b * A + c * (A @ A)) @ X
+        X = torch.baddbmm(X, torch.baddbmm(A, A, A, beta=b, alpha=c), X, beta=a)
+    X = X.view(*G.shape[:-2], *X.shape[-2:])
     return X.mT if tall else X
 
 
 class Muon:
-    """Momentum orthogonalised by Newton-Schulz, for stacked matrices [R, m, n]; scaled by sqrt(max(1, m / n))."""
+    """Momentum orthogonalised by Newton-Schulz, for stacked matrices [R, m, n]; scaled by sqrt(max(1, m / n)).
+
+    Equal shapes are orthogonalised together. On a GPU all shapes are, laid on their side and padded with zeros to the largest:
+    Newton-Schulz keeps the zeros, and a few larger products take less time there than many small ones.
+    """
 
     def __init__(self, parameters: list[Tensor], momentum: float = 0.95, weight_decay: float = 0.0):
         self.parameters, self.momentum, self.weight_decay = parameters, momentum, weight_decay
         self.velocity = [torch.zeros_like(p) for p in parameters]
-        self.groups: dict[torch.Size, list[int]] = {}  # equal shapes are orthogonalised together
+        self.groups: list[list[int]] = []
         for i, p in enumerate(parameters):
-            self.groups.setdefault(p.shape, []).append(i)
+            home = next((g for g in self.groups if p.is_cuda or parameters[g[0]].shape == p.shape), None)
+            if home is None:
+                self.groups.append([i])
+            else:
+                home.append(i)
 
     @torch.no_grad()
-    def step(self, grads: list[Tensor], lr: float) -> None:
-        """One update by the gradients, in the order of the parameters."""
-        for shape, members in self.groups.items():
-            nesterov = []
-            for i in members:
-                velocity = self.velocity[i].mul_(self.momentum).add_(grads[i])
-                nesterov.append(torch.add(grads[i], velocity, alpha=self.momentum))
-            updates = newton_schulz(torch.stack(nesterov)).mul_(math.sqrt(max(1.0, shape[-2] / shape[-1])))
-            for i, update in zip(members, updates, strict=True):
-                self.parameters[i].mul_(1 - lr * self.weight_decay).add_(update, alpha=-lr)
+    def step(self, grads: list[Tensor], lr: float | Tensor) -> None:
+        """One update by the gradients, in the order of the parameters; lr may be a tensor on their device."""
+        if not self.parameters:
+            return
+        torch._foreach_mul_(self.velocity, self.momentum)
+        torch._foreach_add_(self.velocity, grads)
+        nesterov = torch._foreach_add(grads, self.velocity, alpha=self.momentum)
+        updates: dict[int, Tensor] = {}
+        for members in self.groups:
+            updates |= zip(members, _orthogonal([nesterov[i] for i in members], lr), strict=True)
+        torch._foreach_mul_(self.parameters, 1 - lr * self.weight_decay)
+        torch._foreach_sub_(self.parameters, [updates[i] for i in range(len(self.parameters))])
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint must hold, by name; copying into these restores the optimiser."""
         return {f"velocity.{i}": v for i, v in enumerate(self.velocity)}
 
+    def keep(self, parameters: list[Tensor], replicas: Tensor) -> None:
+        """Go on with these of the replicas, whose parameters are given."""
+        self.parameters, self.velocity = parameters, [v[replicas] for v in self.velocity]
+
+
+def _orthogonal(matrices: list[Tensor], lr: float | Tensor) -> list[Tensor]:
+    """lr * sqrt(max(1, m / n)) * :func:`newton_schulz` of each [R, m, n], as one batch; different shapes are padded.
+
+    Example:
+        >>> G = [torch.randn(2, 3, 8), torch.randn(2, 6, 2)]
+        >>> found = _orthogonal(G, 0.5)
+        >>> bool((found[0] - 0.5 * newton_schulz(G[0])).abs().max() < 1e-5)
+        True
+        >>> bool((found[1] - 0.5 * 3**0.5 * newton_schulz(G[1])).abs().max() < 1e-5)
+        True
+    """
+    scales = [math.sqrt(max(1.0, G.shape[-2] / G.shape[-1])) for G in matrices]
+    if len({G.shape for G in matrices}) == 1:
+        return list((newton_schulz(torch.stack(matrices)) * (lr * scales[0])).unbind(0))
+    wide = [G.mT if G.shape[-2] > G.shape[-1] else G for G in matrices]
+    m, n = (max(G.shape[axis] for G in wide) for axis in (-2, -1))
+    padded = matrices[0].new_zeros(len(wide), wide[0].shape[0], m, n)
+    for place, G in zip(padded, wide, strict=True):
+        place[:, : G.shape[-2], : G.shape[-1]] = G
+    found = newton_schulz(padded) * lr
+    out = [X[..., : G.shape[-2], : G.shape[-1]] * scale for X, G, scale in zip(found, wide, scales, strict=True)]
+    return [X.mT if G.shape[-2] > G.shape[-1] else X for X, G in zip(out, matrices, strict=True)]
+
 
 class AdamW:
-    """Adam with decoupled weight decay on stacked parameters; `count` is the number of steps taken."""
+    """Adam with decoupled weight decay on stacked parameters; `count`, a tensor, is the number of steps taken."""
 
     def __init__(
         self,
@@ -70,26 +110,36 @@ class AdamW:
         self.parameters, self.betas, self.eps, self.weight_decay = parameters, betas, eps, weight_decay
         self.mean = [torch.zeros_like(p) for p in parameters]
         self.square = [torch.zeros_like(p) for p in parameters]
-        self.count = 0
+        self.count = torch.zeros((), device=parameters[0].device if parameters else None)
 
     @torch.no_grad()
-    def step(self, grads: list[Tensor], lr: float) -> None:
-        """One update by the gradients, in the order of the parameters."""
+    def step(self, grads: list[Tensor], lr: float | Tensor) -> None:
+        """One update by the gradients, in the order of the parameters; lr may be a tensor on their device."""
+        if not self.parameters:
+            return
         self.count += 1
         b1, b2 = self.betas
+        correction1, correction2 = (-torch.expm1(self.count * math.log(b)) for b in (b1, b2))  # 1 - b ** count
         torch._foreach_lerp_(self.mean, grads, 1 - b1)
         torch._foreach_mul_(self.square, b2)
         torch._foreach_addcmul_(self.square, grads, grads, 1 - b2)
         denominator = torch._foreach_sqrt(self.square)
-        torch._foreach_div_(denominator, math.sqrt(1 - b2**self.count))
+        torch._foreach_div_(denominator, correction2.sqrt())
         torch._foreach_add_(denominator, self.eps)
+        update = torch._foreach_div(self.mean, denominator)
+        torch._foreach_mul_(update, lr / correction1)
         torch._foreach_mul_(self.parameters, 1 - lr * self.weight_decay)
-        torch._foreach_addcdiv_(self.parameters, self.mean, denominator, -lr / (1 - b1**self.count))
+        torch._foreach_sub_(self.parameters, update)
 
     def tensors(self) -> dict[str, Tensor]:
         """As :meth:`Muon.tensors`."""
-        names = {f"mean.{i}": m for i, m in enumerate(self.mean)}
+        names = {f"mean.{i}": m for i, m in enumerate(self.mean)} | {"count": self.count}
         return names | {f"square.{i}": s for i, s in enumerate(self.square)}
+
+    def keep(self, parameters: list[Tensor], replicas: Tensor) -> None:
+        """As :meth:`Muon.keep`."""
+        self.parameters = parameters
+        self.mean, self.square = ([x[replicas] for x in part] for part in (self.mean, self.square))
 
 
 def one_cycle(step: int, num_steps: int, warmup: float = 0.1) -> float:

@@ -112,7 +112,7 @@ def test_a_prompt_in_pieces_is_the_prompt(name):
     model, ids = make(name), words(2, 40)
     cache = ModelCache(model.config)
     with torch.no_grad():
-        parts = [model(part, past_key_values=cache).logits for part in ids.split([17, 1, 20, 2], 1)]
+        parts = [model(part, past_key_values=cache, use_cache=False).logits for part in ids.split([17, 1, 20, 2], 1)]
     close(torch.cat(parts, 1), logits(model, ids))
     assert cache.get_seq_length() == 40
     assert cache.batch_size in (2, -1)
@@ -284,19 +284,22 @@ def test_half_precision_keeps_the_gates_in_float32(tmp_path: Path):
     assert mixer.A_log.dtype == mixer.dt_bias.dtype == torch.float32
 
 
-def test_a_checkpoint_without_one_parameter_keeps_the_others(tmp_path: Path):
-    """What is missing is drawn anew; loaded gates are not."""
+@pytest.mark.parametrize("part", ["q_proj.weight", "dt_bias", "b_proj.bias"])
+def test_a_checkpoint_without_one_parameter_keeps_the_others(tmp_path: Path, part):
+    """What is missing is drawn anew, as at the start; what was loaded is not."""
     from safetensors.torch import load_file, save_file
 
     model = make(gate_init="spread", beta_init="spread")
     model.save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
-    missing = "model.layers.0.mixer.q_proj.weight"
+    missing = f"model.layers.0.mixer.{part}"
     del weights[missing]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     again = ComplexKDAForCausalLM.from_pretrained(tmp_path).state_dict()
     for key, value in model.state_dict().items():
         assert torch.equal(value, again[key]) == (key != missing), key
+    assert again[missing].isfinite().all()
+    assert again[missing].abs().max() < 3 * model.state_dict()[missing].abs().max()
 
 
 def test_initialisation():
@@ -327,6 +330,15 @@ def test_the_vocabulary_grows():
         assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
 
 
+def test_positions():
+    """Rotary positions count from 0 where none are given, and only differences matter."""
+    model, ids = make("attention"), words(2, 11)
+    plain, position = logits(model, ids), torch.arange(11).expand(2, -1)
+    assert torch.equal(logits(model, ids, position_ids=position), plain)
+    close(logits(model, ids, position_ids=position + 5), plain)
+    assert (logits(model, ids, position_ids=position * 2) - plain).abs().max() > 0.1
+
+
 def test_hidden_states():
     model, ids = make(), words(1, 7)
     out = model(ids, output_hidden_states=True)
@@ -341,6 +353,7 @@ def test_patterns():
     assert [i for i, mixer in enumerate(config.mixers()) if mixer == "gated-attention"] == [3, 7]
     config = ComplexKDAConfig(num_hidden_layers=4, hybrid="sliding-attention", hybrid_every=2)
     assert config.mixers() == ["ckda", "sliding-attention"] * 2
+    assert ComplexKDAConfig(rope_theta=500_000).rope_theta == 500_000
 
 
 @pytest.mark.parametrize(
@@ -375,6 +388,10 @@ def test_wrong_calls_are_refused():
         model(ids[:1], cu_seqlens=torch.tensor([0, 6]), use_cache=True)
     with pytest.raises(ValueError, match="past_key_values is a DynamicCache"):
         model(ids, past_key_values=DynamicCache())
+    trained = make("hybrid").train()
+    trained.gradient_checkpointing_enable()
+    with pytest.raises(ValueError, match="given with gradient checkpointing"):
+        trained(ids, past_key_values=ModelCache(trained.config))
     with pytest.raises(ValueError, match="shape of attention_mask"):
         model(ids, attention_mask=torch.ones(2, 5))
     right = torch.tensor([[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]])

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from ckda.demo import build
+from ckda.models.tracker import build_tracker as build
 from ckda.tasks.groups import WordProblem, correct_products, scaled_accuracy
 from ckda.train import Ensemble, Recipe, newton_schulz, one_cycle
 from ckda.train.optimizers import AdamW

@@ -1,0 +1,117 @@
+"""The gated norm of the heads' outputs as one node: ``y = o / rms(o) * weight * sigmoid(gate)``, one kernel each way on a GPU.
+
+In plain operations it reads and writes its tensors some forty times in a training step, more than the recurrence itself.
+
+With xhat = o * rstd, rstd = (mean(o^2) + eps)^-1/2, s = sigmoid(gate), the gradients are
+``dgate = dy xhat w s (1 - s)``, ``do = rstd (e - xhat mean(e xhat))`` with e = dy w s, and dw the sum of ``dy xhat s`` over rows.
+
+Legend: G groups of rows with a weight each (the replicas of a vmap), N rows a group, V width.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["gated_norm", "torch_backward", "torch_forward"]
+
+
+def torch_forward(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    """o, gate [G, N, V], weight [G, V] -> y [G, N, V] in plain operations; the norm in float32 at least."""
+    wide = o if o.dtype == torch.float64 else o.float()
+    y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.unsqueeze(-2)
+    return (y if gate is None else y * torch.sigmoid(gate.to(wide.dtype))).to(o.dtype)
+
+
+def torch_backward(
+    dy: Tensor, o: Tensor, gate: Tensor | None, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """do, dgate, dweight of :func:`torch_forward`, by the formulas above."""
+    dtype = torch.float64 if o.dtype == torch.float64 else torch.float32
+    o_, dy_, w = o.to(dtype), dy.to(dtype), weight.to(dtype).unsqueeze(-2)
+    rstd = torch.rsqrt(o_.square().mean(-1, keepdim=True) + eps)
+    xhat = o_ * rstd
+    s = torch.ones_like(o_) if gate is None else torch.sigmoid(gate.to(dtype))
+    e = dy_ * w * s
+    do = rstd * (e - xhat * (e * xhat).mean(-1, keepdim=True))
+    dgate = None if gate is None else (e * xhat * (1 - s)).to(gate.dtype)
+    return do.to(o.dtype), dgate, (dy_ * xhat * s).sum(-2).to(weight.dtype)
+
+
+def _kernels() -> Any:
+    from ckda.layers import gated_norm_kernels
+
+    return gated_norm_kernels
+
+
+def _by_kernel(o: Tensor) -> bool:
+    return o.is_cuda and o.dtype != torch.float64 and o.shape[-1] <= 256
+
+
+@torch.library.custom_op("ckda::gated_norm", mutates_args=())
+def _forward(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    if _by_kernel(o):
+        return _kernels().forward(o, gate, weight, eps)
+    return torch_forward(o, gate, weight, eps).contiguous()
+
+
+@_forward.register_fake
+def _(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    return torch.empty_like(o, memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op("ckda::gated_norm_backward", mutates_args=())
+def _backward(dy: Tensor, o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> list[Tensor]:
+    """[do, dgate (empty without a gate), dweight]."""
+    run = _kernels().backward if _by_kernel(o) else torch_backward
+    do, dgate, dweight = run(dy, o, gate, weight, eps)
+    return [do.contiguous(), o.new_empty(0) if dgate is None else dgate.contiguous(), dweight.contiguous()]
+
+
+@_backward.register_fake
+def _(dy: Tensor, o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> list[Tensor]:
+    like = torch.contiguous_format
+    dgate = o.new_empty(0) if gate is None else torch.empty_like(gate, memory_format=like)
+    return [torch.empty_like(o, memory_format=like), dgate, torch.empty_like(weight, memory_format=like)]
+
+
+def _setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    o, gate, weight, ctx.eps = inputs
+    ctx.save_for_backward(o, gate, weight)
+
+
+def _autograd(ctx: Any, dy: Tensor) -> tuple:
+    o, gate, weight = ctx.saved_tensors
+    do, dgate, dweight = torch.ops.ckda.gated_norm_backward(dy, o, gate, weight, ctx.eps)
+    return do, None if gate is None else dgate, dweight, None
+
+
+torch.library.register_autograd("ckda::gated_norm", _autograd, setup_context=_setup_context)
+
+
+def _vmap(info: Any, in_dims: tuple, o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, int]:
+    """The mapped axis becomes one more axis of groups."""
+    R = info.batch_size
+
+    def fold(x: Tensor | None, dim: int | None) -> Tensor | None:
+        if x is None:
+            return None
+        return (x.unsqueeze(0).expand(R, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
+
+    folded = [fold(x, dim) for x, dim in zip((o, gate, weight), in_dims[:3], strict=True)]
+    return torch.ops.ckda.gated_norm(*folded, eps).unflatten(0, (R, -1)), 0
+
+
+torch.library.register_vmap("ckda::gated_norm", _vmap)
+
+
+def gated_norm(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float = 1e-5) -> Tensor:
+    """o and gate [..., V] and weight [V] -> [..., V] in o's dtype, with gradients, and under vmap.
+
+    Example:
+        >>> gated_norm(torch.full((1, 4), 3.0), torch.zeros(1, 4), torch.ones(4)).round(decimals=3)
+        tensor([[0.5000, 0.5000, 0.5000, 0.5000]])
+    """
+    V = o.shape[-1]
+    flat = None if gate is None else gate.reshape(1, -1, V)
+    return torch.ops.ckda.gated_norm(o.reshape(1, -1, V), flat, weight.unsqueeze(0), eps).view(o.shape)

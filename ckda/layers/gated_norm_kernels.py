@@ -1,0 +1,116 @@
+"""The kernels of :mod:`ckda.layers.gated_norm`, whose formulas they compute in float32.
+
+One program takes BN rows of one group; the gradient of the weight leaves each program as a partial sum.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["backward", "forward"]
+
+
+@triton.jit
+def _normed(p_o, p_gate, p_weight, eps, N, V: tl.constexpr, BN: tl.constexpr, BV: tl.constexpr, GATED: tl.constexpr):
+    """o_rows [BN], offsets and mask [BN, BV], xhat, rstd [BN, 1], s and w of this program's rows."""
+    i_n, i_g = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    o_n, o_v = i_n * BN + tl.arange(0, BN), tl.arange(0, BV)
+    mask = (o_n < N)[:, None] & (o_v < V)[None, :]
+    offset = (i_g * N + o_n)[:, None] * V + o_v[None, :]
+    b_o = tl.load(p_o + offset, mask=mask, other=0.0).to(tl.float32)
+    b_rstd = 1.0 / tl.sqrt(tl.sum(b_o * b_o, 1)[:, None] / V + eps)
+    b_w = tl.load(p_weight + i_g * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)[None, :]
+    if GATED:
+        b_s = 1.0 / (1.0 + tl.exp(-tl.load(p_gate + offset, mask=mask, other=0.0).to(tl.float32)))
+    else:
+        b_s = tl.full((BN, BV), 1.0, tl.float32)
+    return offset, mask, o_v, b_o * b_rstd, b_rstd, b_s, b_w
+
+
+@triton.jit
+def gated_norm_forward_kernel(
+    p_o,  # [G, N, V]
+    p_gate,  # [G, N, V]
+    p_weight,  # [G, V]
+    p_y,  # [G, N, V]
+    eps,
+    N,
+    V: tl.constexpr,
+    BN: tl.constexpr,
+    BV: tl.constexpr,
+    GATED: tl.constexpr,
+):
+    offset, mask, _o_v, b_x, _b_rstd, b_s, b_w = _normed(p_o, p_gate, p_weight, eps, N, V, BN, BV, GATED)
+    tl.store(p_y + offset, (b_x * b_w * b_s).to(p_y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def gated_norm_backward_kernel(
+    p_dy,  # [G, N, V]
+    p_o,  # [G, N, V]
+    p_gate,  # [G, N, V]
+    p_weight,  # [G, V]
+    p_do,  # [G, N, V]
+    p_dgate,  # [G, N, V]
+    p_dweight,  # [G, programs, V] float32
+    eps,
+    N,
+    V: tl.constexpr,
+    BN: tl.constexpr,
+    BV: tl.constexpr,
+    GATED: tl.constexpr,
+):
+    offset, mask, o_v, b_x, b_rstd, b_s, b_w = _normed(p_o, p_gate, p_weight, eps, N, V, BN, BV, GATED)
+    b_dy = tl.load(p_dy + offset, mask=mask, other=0.0).to(tl.float32)
+    b_e = b_dy * b_w * b_s
+    b_do = b_rstd * (b_e - b_x * (tl.sum(b_e * b_x, 1)[:, None] / V))
+    tl.store(p_do + offset, b_do.to(p_do.dtype.element_ty), mask=mask)
+    if GATED:
+        tl.store(p_dgate + offset, (b_e * b_x * (1.0 - b_s)).to(p_dgate.dtype.element_ty), mask=mask)
+    part = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
+    tl.store(p_dweight + part * V + o_v, tl.sum(b_dy * b_x * b_s, 0), mask=o_v < V)
+
+
+def _launch(o: Tensor) -> tuple[tuple[int, int], dict[str, int]]:
+    G, N, V = o.shape
+    BV = triton.next_power_of_2(V)
+    BN = max(1, min(triton.next_power_of_2(N), 2048 // BV))
+    return (triton.cdiv(N, BN), G), {"V": V, "BN": BN, "BV": BV}
+
+
+def forward(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    """As :func:`ckda.layers.gated_norm.torch_forward`."""
+    o, weight = o.contiguous(), weight.contiguous()
+    gate = None if gate is None else gate.contiguous()
+    y = torch.empty_like(o)
+    grid, sizes = _launch(o)
+    gated_norm_forward_kernel[grid](
+        o, o if gate is None else gate, weight, y, eps, o.shape[1], **sizes, GATED=gate is not None
+    )
+    return y
+
+
+def backward(
+    dy: Tensor, o: Tensor, gate: Tensor | None, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """As :func:`ckda.layers.gated_norm.torch_backward`."""
+    dy, o, weight = dy.contiguous(), o.contiguous(), weight.contiguous()
+    gate = None if gate is None else gate.contiguous()
+    do, dgate = torch.empty_like(o), None if gate is None else torch.empty_like(gate)
+    grid, sizes = _launch(o)
+    parts = torch.empty(grid[1], grid[0], o.shape[-1], dtype=torch.float32, device=o.device)
+    gated_norm_backward_kernel[grid](
+        dy,
+        o,
+        o if gate is None else gate,
+        weight,
+        do,
+        do if dgate is None else dgate,
+        parts,
+        eps,
+        o.shape[1],
+        **sizes,
+        GATED=gate is not None,
+    )
+    return do, dgate, parts.sum(1).to(weight.dtype)

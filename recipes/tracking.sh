@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# State tracking (sec. 5.1, app:exp_state_tracking) on one GPU.
+#
+#   recipes/tracking.sh OUT            every piece below, in this order, until LIMIT seconds (default 480) are over
+#   recipes/tracking.sh OUT PIECE ...  these pieces
+#
+#   bench     milliseconds an update, one seed against three, one run against eight side by side
+#   timing    S3, Complex KDA, 1000 updates: seconds to perfect accuracy at the training length
+#   theory    A5 from the paper's construction, three seeds
+#   closure   S3 by the closure penalty and by what it is compared with, three seeds
+#   ranges    S3 and S4, four range settings, three seeds, the paper's 60,000 updates: fig:group_word_problems
+#   mixers    all mixers on S3, one seed, 10,000 updates: fig:group_word_problems_baselines
+#   silu      the same with SiLU on the keys
+#   screen    S4: what might find its representation, eight seeds each, 20,000 smaller updates
+#   search    S4: 24 seeds, the best three go on; MORE="+silu" and the like joins what the screening found
+#   a5        A5 from random starts: 24 seeds, the best three go on
+#   figures   no training: figures, tables and findings from the folders of the other pieces, into OUT/figures
+#
+# Each piece has its own folder OUT/PIECE. One that runs into the limit leaves checkpoints there; the same command goes on from
+# them and skips what is done. Figures of several pieces: ckda track --collect OUT/ranges OUT/theory --out FOLDER
+set -u
+out=${1:?folder for the results}
+shift
+pieces=("$@")
+((${#pieces[@]})) || pieces=(bench timing theory closure ranges mixers screen search a5)
+python=${PYTHON:-python3}
+export PYTHONPATH=. OMP_NUM_THREADS=4
+deadline=$(($(date +%s) + ${LIMIT:-480}))
+track() { # options of `ckda track`
+  local left=$((deadline - $(date +%s)))
+  ((left > 5)) || { echo "no time left for: $*"; return 3; }
+  "$python" -m ckda.cli track "$@" --device "${DEVICE:-cuda}" --out "$out/$piece" --time-limit "$left"
+}
+figures() { # fig:group_word_problems, fig:group_word_problems_baselines, fig:s3_interpretability
+  local name folders piece run
+  for name in words:ranges,theory baselines:mixers,silu beyond:ranges,closure,theory,search,a5 screening:screen,search; do
+    folders=()
+    for piece in $(tr , ' ' <<<"${name#*:}"); do [[ -d $out/$piece/runs ]] && folders+=("$out/$piece"); done
+    ((${#folders[@]})) && "$python" -m ckda.cli track --collect "${folders[@]}" --out "$out/figures/${name%%:*}"
+  done
+  for run in "$out"/{ranges,closure,search}/runs/*ckda*.pt; do
+    [[ -f $run && $run != *checkpoint* ]] && "$python" -m ckda.cli inspect track "$run" --out "$out/figures/inspect"
+  done
+}
+for piece in "${pieces[@]}"; do
+  echo "$(date +%T) $piece"
+  case $piece in
+    bench) "$python" benchmarks/tracking.py --device "${DEVICE:-cuda}" --out "$out/bench" ;;
+    timing) track S3 --recipe fast ;;
+    theory) track A5 --recipe theory ;;
+    closure) track S3 --recipe closure,closure-alone,closure-strong,defect,10k ;;
+    ranges) track S3 S4 --mixer ranges ;;
+    mixers) track S3 --mixer all --recipe 10k --seeds 1 --together 9 ;;
+    silu) track S3 --mixer all --recipe silu-keys+10k --seeds 1 --together 9 ;;
+    screen)
+      track S4 --recipe paper,silu,silu-keys,spread,reflections,short,generators,half,homomorphism \
+        --steps 20000 --batch 256 --seeds 8 --together 9 --lengths 8,16,32,64,128,512 ;;
+    search) track S4 --recipe "culled${MORE:-}+closure-late,search" ;;
+    a5) track A5 --recipe "culled${MORE:-}" ;;
+    figures) figures ;;
+    *) echo "recipes/tracking.sh: there is no piece '$piece'" >&2; exit 2 ;;
+  esac
+  echo "$(date +%T) $piece: exit $?"
+done

@@ -1,0 +1,129 @@
+"""``ckda inspect track``: representations found by tables alone, and a head that is given one by hand."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from ckda.analysis.representations import irreps, nearest
+from ckda.analysis.tracking import class_states, found_representation
+from ckda.cli import main
+from ckda.models.tracker import build_tracker
+from ckda.tasks.groups import WordProblem
+from ckda.theory.finite_groups import group
+
+
+@pytest.mark.parametrize(
+    ("name", "dimensions"),
+    [
+        ("S3", [1, 1, 2]),
+        ("S4", [1, 1, 2, 3, 3]),
+        ("A5", [1, 3, 3, 4, 5]),
+        ("Q8", [1, 1, 1, 1, 4]),
+        ("Z7", [1, 2, 2, 2]),
+    ],
+)
+def test_irreps_are_representations(name, dimensions):
+    G = group(name)
+    found = irreps(G)
+    assert [irrep.dimension for irrep in found] == dimensions
+    for irrep in found:
+        A = irrep.matrices
+        assert np.abs(A[:, None] @ A[None] - A[G.table]).max() < 1e-8
+        assert np.abs(A @ A.transpose(0, 2, 1) - np.eye(irrep.dimension)).max() < 1e-8
+    assert np.abs(sum(irrep.projector for irrep in found) - np.eye(G.order)).max() < 1e-8
+
+
+def test_the_distance_to_the_nearest_is_what_was_added():
+    G, rng = group("S4"), np.random.default_rng(0)
+    cube = irreps(G)[-1]
+    turned = np.linalg.qr(rng.normal(size=(3, 3)))[0]
+    noise = rng.normal(size=(24, 3, 3))
+    noise *= 0.01 / np.linalg.norm(noise, 2, axis=(1, 2))[:, None, None]
+    found = nearest(turned @ cube.matrices @ turned.T + noise, G)
+    assert found.parts[0][0].dimension == 3
+    assert 0.003 < found.errors.mean() <= found.errors.max() < 0.02
+
+
+def test_matrices_that_are_nothing_are_near_nothing():
+    """Rotations by angles that have nothing to do with the group have traces that are no character."""
+    angles = np.linspace(0.3, 2.9, 6)
+    turns = np.stack([[[np.cos(t), -np.sin(t)], [np.sin(t), np.cos(t)]] for t in angles])
+    found = nearest(turns, group("S3"))
+    assert found is None or found.errors.max() > 0.5
+
+
+def by_hand():
+    """A tracker of S3 whose head 0 moves by the plane's dihedral group: A_g = H_k D, D = Diag(-1, 1) for turns, I for flips."""
+    torch.manual_seed(0)
+    task = WordProblem.named("S3")
+    model = build_tracker("ckda", task, heads=2, head_dim=4, beta_init="spread").double()
+    keys, gates = torch.zeros(7, 4, dtype=torch.float64), torch.full((7, 2), 40.0, dtype=torch.float64)
+    for g, A in enumerate(irreps(task.group)[-1].matrices):
+        if np.linalg.det(A) > 0:
+            gates[g, 0] = -40.0
+            A = A @ np.diag([-1.0, 1.0])
+        keys[g, :2] = torch.from_numpy(np.linalg.eigh(A)[1][:, 0].copy())  # where the reflection has -1
+    keys[6, :2] = torch.tensor([0.6, 0.8])  # the begin token writes one vector, and nothing else does
+    with torch.no_grad():
+        x = torch.linalg.qr(torch.randn(48, 7, dtype=torch.float64))[
+            0
+        ].T  # orthonormal: any function of the token is linear
+        model.embedding.weight.copy_(x)
+        mixer = model.mixer
+        mixer.k_proj.weight[:4] = keys.T @ x
+        mixer.f_proj[0].weight[:2] = gates.T @ x
+        mixer.f_proj[1].weight[:4] = torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0]])
+        mixer.dt_bias[:4], mixer.b_proj.weight[0], mixer.b_proj.bias[0] = 0, 0, 40.0
+        mixer.v_proj.weight[:4] = 0
+        mixer.v_proj.weight[0] = x[6]
+    return task, model
+
+
+def test_a_representation_put_in_by_hand_is_found():
+    task, model = by_hand()
+    states = class_states(model, task, (32, 128), size=32)
+    found = found_representation(model, task, states["mean"], 0)
+    shares = {part["name"]: part["share"] for part in found["shares"]}
+    assert shares["2-dimensional, faithful"] > 0.999
+    assert found["told_apart"] == 6
+    assert found["dimension"] == 2
+    assert found["nearest"]["worst_error"] < 1e-6
+    assert states["closure"]["128"][0] < 1e-9
+
+
+def test_command(tmp_path, capsys):
+    command = [
+        "track",
+        "S3",
+        "--smoke",
+        "--mixer",
+        "ckda,gru",
+        "--seeds",
+        "2",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path),
+    ]
+    assert main([*command, "--json"]) == 0
+    capsys.readouterr()
+    run = str(tmp_path / "runs/S3-ckda.pt")
+    assert main(["inspect", "track", run, "--seed", "1", "--length", "32", "--json"]) == 0
+    seen = json.loads(capsys.readouterr().out)
+    assert seen["seed"] == 1
+    assert len(seen["mechanism"]["beta"]) == 6
+    assert len(seen["mechanism"]["keys"]) == 6
+    assert (tmp_path / "inspect/S3-ckda.seed1.png").stat().st_size > 10_000
+    assert main(["inspect", "track", run, "--length", "32"]) == 0
+    assert "works" in capsys.readouterr().out
+    for arguments, says in (
+        ([run, "--seed", "9"], "no seed 9"),
+        ([run, "--length", "8"], "--length is 8"),
+        ([str(tmp_path / "runs/S3-gru.pt")], "is a gru"),
+        ([str(tmp_path / "none.pt")], "does not exist"),
+        ([str(tmp_path / "track.json")], "holds no weights"),
+    ):
+        with pytest.raises(SystemExit, match=says):
+            main(["inspect", "track", *arguments])

@@ -1,0 +1,124 @@
+"""``ckda track`` from the outside."""
+
+import json
+import signal
+
+import pytest
+import torch
+
+from ckda.cli import main
+from ckda.train import Ensemble
+
+SMOKE = ["track", "--smoke", "--device", "cpu"]
+
+
+def test_smoke_run_leaves_everything_and_is_read_back(tmp_path, capsys):
+    command = [*SMOKE, "S3", "parity", "--mixer", "ckda,gdn2", "--seeds", "2", "--out", str(tmp_path)]
+    assert main([*command, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert list(result["runs"]) == ["S3-ckda", "S3-gdn2", "parity-ckda", "parity-gdn2"]
+    assert len(result["runs"]["S3-ckda"]["scores"]["32"]) == 2
+    assert result["runs"]["S3-ckda"]["parameters"] == 56_530
+    for name in ("track.json", "track.png", "table.md", "report.html", "runs/S3-ckda.json", "runs/S3-ckda.pt"):
+        assert (tmp_path / name).stat().st_size > 0, name
+    assert not list(tmp_path.glob("runs/*.checkpoint.pt"))
+    stamp = (tmp_path / "runs/S3-ckda.json").stat().st_mtime_ns
+    assert main(command) == 0
+    assert (tmp_path / "runs/S3-ckda.json").stat().st_mtime_ns == stamp  # nothing was trained again
+    assert "S3 ckda" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("mixer", ["all"])
+def test_every_mixer_trains(tmp_path, mixer, capsys):
+    assert main([*SMOKE, "Z2", "--mixer", mixer, "--seeds", "1", "--out", str(tmp_path), "--json"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert len(runs) == 17
+    assert all(run["scores"]["32"][0] is not None for run in runs.values())
+
+
+def test_every_recipe_runs(tmp_path, capsys):
+    plain = ["S3", "--recipe", "paper,closure,homomorphism,search,generators,half,silu-keys"]
+    assert main([*SMOKE, *plain, "--seeds", "1", "--out", str(tmp_path), "--json"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert len(runs["S3-ckda+search"]["begun_seeds"]) == 3
+    assert len(runs["S3-ckda+search"]["seeds"]) == 1
+    assert main([*SMOKE, "A5", "--recipe", "theory", "--seeds", "1", "--out", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"]["A5-ckda+theory"]["recipe"]["steps"] == 10
+
+
+def without_times(result):
+    return {
+        name: {k: v for k, v in run.items() if k not in ("train_seconds", "environment")}
+        for name, run in result["runs"].items()
+    }
+
+
+@pytest.mark.parametrize("recipe", ["paper", "search"])
+def test_a_killed_run_ends_as_an_unbroken_one(tmp_path, monkeypatch, capsys, recipe):
+    command = [*SMOKE, "S3", "--recipe", recipe, "--seeds", "2", "--json", "--out"]
+    assert main([*command, str(tmp_path / "whole")]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    original, calls = Ensemble.update, []
+
+    def interrupted(self):
+        calls.append(1)
+        if len(calls) == 7:
+            signal.raise_signal(signal.SIGINT)  # as Ctrl-C would, in the middle of an update
+        return original(self)
+
+    monkeypatch.setattr(Ensemble, "update", interrupted)
+    assert main([*command, str(tmp_path / "broken")]) == 130
+    assert len(list((tmp_path / "broken/runs").glob("*.checkpoint.pt"))) == 1
+    assert main([*command, str(tmp_path / "broken")]) == 0
+    again = capsys.readouterr()
+    assert "resuming" in again.err
+    assert without_times(json.loads(again.out)) == without_times(whole)
+    names = [path.name for path in (tmp_path / "whole/runs").glob("*.pt")]
+    for name in names:
+        a, b = (torch.load(tmp_path / folder / "runs" / name, weights_only=True) for folder in ("whole", "broken"))
+        assert all(torch.equal(p, b["parameters"][k]) for k, p in a["parameters"].items())
+
+
+def test_the_time_limit_stops_with_status_three(tmp_path, capsys):
+    command = [*SMOKE, "S3", "--out", str(tmp_path), "--json"]
+    assert main([*command, "--time-limit", "0"]) == 3
+    stopped = json.loads(capsys.readouterr().out)
+    assert stopped["runs"] == {}
+    assert stopped["absent"] == {"S3-ckda": "stopped at the time limit"}
+    assert main(command) == 0
+    assert "resuming S3-ckda at update 1" in capsys.readouterr().err
+
+
+def test_a_damaged_record_is_made_anew(tmp_path, capsys):
+    command = [*SMOKE, "Z2", "--seeds", "1", "--out", str(tmp_path), "--json"]
+    assert main(command) == 0
+    (tmp_path / "runs/Z2-ckda.json").write_text("{")
+    assert main(command) == 0
+    assert "cannot be read" in capsys.readouterr().err
+    assert json.loads((tmp_path / "runs/Z2-ckda.json").read_text())["order"] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--mixer", "lstm"], "--mixer lstm: there is none"),
+        (["--mixer", ""], "--mixer : there is none"),
+        (["--recipe", "magic"], "--recipe magic: there is none"),
+        (["X9"], "X9.*no group known"),
+        (["nothing.json"], "nothing.json: No such file"),
+        (["S3:vowels"], "letters is 'vowels'"),
+        (["--lengths", "8,x"], "whole numbers"),
+        (["--lengths", "0"], "at least 1"),
+        (["--recipe", "silu+magic"], "--recipe magic: there is none"),
+        (["--mixer", "attention", "--recipe", "closure"], "no recurrent state"),
+        (["--mixer", "gru", "--recipe", "homomorphism"], "needs A of the transition"),
+        (["--mixer", "gdn2", "--recipe", "closure"], "needs alpha, beta"),
+        (["shell3", "--recipe", "homomorphism"], "one token for each element"),
+        (["--recipe", "theory"], "not isomorphic to A5"),
+        (["--mixer", "kda", "--recipe", "reflections"], "beta_init is 'spread'|needs Complex KDA"),
+        (["--restarts", "4"], "without --keep"),
+    ],
+)
+def test_mistakes_get_a_clear_message(tmp_path, options, says):
+    with pytest.raises(SystemExit, match=says):
+        main([*SMOKE, "--out", str(tmp_path), *options])
