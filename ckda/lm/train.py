@@ -28,12 +28,10 @@ from ckda.lm.parallel import World, blocks_of, spread
 from ckda.lm.recipe import Recipe, flops_per_token, peak_flops
 from ckda.record import write_text
 
-__all__ = ["NotFinite", "Options", "Outcome", "Trainer"]
-
+__all__ = ["NotFinite", "Options", "Outcome", "Trainer", "make_batch", "prefetched", "read_log"]
 
 #: why a run may stop before its end; where ranks differ, the later in this list counts
 REASONS = (None, "time limit", "SIGUSR1", "SIGTERM", "SIGINT")
-
 
 #: what a configuration says about how a model is run, not which one it is
 _HOW = ("backend", "loss_chunk", "transformers_version", "use_cache", "dtype", "_name_or_path")
@@ -53,7 +51,7 @@ class Options:
     checkpointing: bool = False  #: recompute activations in the backward pass
     keep: int = 2  #: checkpoints that stay; 0: all
     time_limit: float = math.inf  #: seconds, after which the run saves and ends
-    tensorboard: bool = False
+    tensorboard: bool = False  #: also write the log for TensorBoard
     final_checkpoint: bool = True  #: also write one when the run is complete
 
 
@@ -71,6 +69,20 @@ class Trainer:
 
     `build` makes the model; it is called under the recipe's seed on every rank. The model takes `input_ids` [B, T], `labels`
     [B, T] (shifted inside) and, for separate documents, `cu_seqlens`, and returns an object with `.loss`.
+
+    Example:
+        >>> import tempfile
+        >>> from ckda.lm.cli import tiny_tokens
+        >>> from ckda.lm.models import config_of
+        >>> from ckda.models import ComplexKDAForCausalLM
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> recipe = Recipe(steps=2, length=16, batch=2, warmup=1, dtype="fp32", eval_tokens=64)
+        >>> world = World(0, 1, torch.device("cpu"))
+        >>> build = lambda: ComplexKDAForCausalLM(config_of("tiny:ckda"))
+        >>> trainer = Trainer(build, tiny_tokens(folder / "tokens"), recipe, folder / "run", world)
+        >>> outcome = trainer.run()
+        >>> outcome.step, [sorted(row)[0] for row in outcome.rows]
+        (2, ['held_out_loss', 'grad_norm', 'grad_norm', 'held_out_loss'])
     """
 
     def __init__(
@@ -238,8 +250,8 @@ class Trainer:
                 lr = recipe.lr * recipe.factor(self.step)
                 log.add(self.step + 1, lr, *self.update(batches))
                 late = time.perf_counter() - began > self.options.time_limit
-                stopped = self._agree(signalled() or ("time limit" if late else None))
                 last = self.step == recipe.steps
+                stopped = self._agree(None if last else signalled() or ("time limit" if late else None))
                 if self.step % recipe.log_every == 0:
                     log.send()
                 if last or self.step % recipe.eval_every == 0:
@@ -275,9 +287,8 @@ class Trainer:
         total = torch.zeros(2, dtype=torch.float64, device=self.world.device)
         self.model.eval()
         for i in range(self.world.rank, -(-len(parts) // self.world.size) * self.world.size, self.world.size):
-            numbers = parts[
-                i % len(parts)
-            ]  # past the end: not counted, but every rank takes part in FSDP's collectives
+            # past the end nothing is counted, but every rank takes part in FSDP's collectives
+            numbers = parts[i % len(parts)]
             targets = data.num_targets(numbers) if i < len(parts) else 0
             loss = self.forward(make_batch(data, numbers), use_cache=False, logits_to_keep=1)
             total += torch.stack([loss.double() * targets, torch.full_like(loss, targets, dtype=torch.float64)])
