@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -381,7 +382,11 @@ def recipe_of(args: argparse.Namespace, device: str) -> Any:
 def _resume(trainer: Any, args: argparse.Namespace, quiet: bool) -> None:
     from ckda.lm import checkpoint
 
-    path = None if args.fresh else checkpoint.newest(trainer.out / "checkpoints", trainer.world)
+    folder = trainer.out / "checkpoints"
+    if args.fresh and trainer.world.main:
+        shutil.rmtree(folder, ignore_errors=True)
+    trainer.world.wait()
+    path = checkpoint.newest(folder, trainer.world)
     if path is not None:
         trainer.load(path)
         if not quiet:

@@ -168,7 +168,7 @@ class Trainer:
         manifest = checkpoint.read_manifest(path, verify=False)
         if manifest["key"] != self.recipe.key():
             differ = [k for k, v in self.recipe.key().items() if manifest["key"].get(k) != v]
-            raise ValueError(f"{path} is of another run: {', '.join(differ)} differ; choose another --out")
+            raise ValueError(f"{path} is of another run: {', '.join(differ)} differ; choose another --out, or --fresh")
         self._load(path, manifest)
 
     def branch(self, path: Path) -> None:
@@ -188,7 +188,9 @@ class Trainer:
         own, theirs = self._config(), manifest["config"]
         differ = [k for k, v in own.items() if k not in _HOW and theirs.get(k) != v]
         if differ:
-            raise ValueError(f"{path} is of another model: {', '.join(differ)} differ; choose another --out")
+            raise ValueError(
+                f"{path} is of another model: {', '.join(differ)} differ; choose another --out, or --fresh"
+            )
         checkpoint.load(path, self.tensors(), self.world)
         self._set_count(manifest["step"])
 
