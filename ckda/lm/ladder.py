@@ -100,8 +100,11 @@ def submit(
     """
     import submitit
 
-    executor = submitit.AutoExecutor(folder=str(out / "slurm"), cluster=cluster)
-    executor.update_parameters(**slurm)
+    try:
+        executor = submitit.AutoExecutor(folder=str(out / "slurm"), cluster=cluster)
+        executor.update_parameters(**slurm)
+    except (RuntimeError, NameError) as error:  # no SLURM here, or a parameter it does not know
+        raise ValueError(f"submitit: {error}") from error
     jobs = {}
     for cell in todo:
         if not cell.finished(out):
