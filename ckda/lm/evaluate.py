@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ckda.lm.data import file_sum
+from ckda.lm.extras import require
 from ckda.lm.prepare import end_token
 from ckda.record import read_json, write_bytes, write_json
 
@@ -103,6 +104,7 @@ def _questions(folder: Path) -> Iterator[tuple[list[tuple[str, str]], int]]:
 
 def _copa(folder: Path) -> Iterator[tuple[list[tuple[str, str]], int]]:
     """COPA as lm-eval puts it: the premise without its full stop, 'because' or 'therefore', the choice in lower case."""
+    require("pyarrow", "lm-data")
     import pyarrow
 
     with pyarrow.memory_map(str(next(folder.glob("*.arrow")))) as source:
@@ -306,6 +308,7 @@ def harness(
 
     include: a folder of further task files, for data that is on this machine.
     """
+    require("lm_eval", "lm-eval")
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ckda.cli import add_common_arguments, make_folder, pick_device
+from ckda.lm.extras import require
 from ckda.record import environment, write_json
 
 __all__ = ["KINDS", "Sample", "answer", "make_samples"]
@@ -133,6 +134,8 @@ def make_samples(
 
 def harness_samples(name: str, length: int, count: int, tokenizer: Any, text: str | None) -> list[Sample]:
     """The same from lm-eval's own builder (its essays need a network; a text given takes their place)."""
+    for package in ("lm_eval", "nltk", "wonderwords"):
+        require(package, "lm-eval")
     from lm_eval.tasks.ruler import niah_utils, prepare_niah
 
     kind = KINDS[name]

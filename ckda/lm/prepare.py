@@ -27,6 +27,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from ckda.lm.data import FORMAT, TokenStore, file_sum
+from ckda.lm.extras import require
 from ckda.record import read_json, write_bytes, write_json, write_text
 
 __all__ = ["BrokenRecord", "Preparation", "end_token", "load_tokenizer", "prepare", "train_tokenizer"]
@@ -98,6 +99,15 @@ def expand(sources: Iterable[str]) -> list[str]:
         else:
             raise ValueError(f"{source} is neither a file nor a folder; a Hugging Face dataset is written hf:NAME")
     return files
+
+
+def _check_readers(files: Iterable[str]) -> None:
+    """What the files need beyond Python's own modules is there."""
+    needs = {".parquet": "pyarrow", ".zst": "zstandard"}
+    for name in files:
+        package = "datasets" if name.startswith("hf:") else needs.get(Path(name).suffix)
+        if package is not None:
+            require(package, "lm-data")
 
 
 def _kind(path: Path) -> str | None:
@@ -467,6 +477,7 @@ def prepare(
     true the open shard is closed and KeyboardInterrupt raised.
     """
     out, files = Path(out), expand(sources)
+    _check_readers(files)
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer_for(files, out, options)
     end = tokenizer.token_to_id(end_token(tokenizer, options.end_token))

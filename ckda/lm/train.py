@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from ckda.lm import checkpoint
 from ckda.lm.data import Sampler, TokenStore
+from ckda.lm.extras import require
 from ckda.lm.parallel import World, blocks_of, spread
 from ckda.lm.recipe import Recipe, flops_per_token, peak_flops
 from ckda.record import write_text
@@ -466,6 +467,7 @@ class _Log:
         self.file = open(self.path, "a")  # noqa: SIM115 - closed by close()
         self.board: Any = None
         if trainer.options.tensorboard:
+            require("tensorboard", "cluster")
             from torch.utils.tensorboard import SummaryWriter
 
             self.board = SummaryWriter(str(trainer.out / "tensorboard"), purge_step=trainer.step)
