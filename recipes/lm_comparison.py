@@ -10,7 +10,7 @@
     python recipes/lm_comparison.py large   --text corpus/corpus-00.jsonl.xz
 
 `train` trains the runs that are missing, one after the other, evaluates each, and draws; called again it goes on where it
-was stopped, also by --time-limit. `profile` measures throughput, MFU and how busy the GPU is, for CKDA and KDA in turns and for
+was stopped, also by --time-limit. `collect` only draws, from the files train.json and eval.json of runs in --out. `profile` measures throughput, MFU and how busy the GPU is, for CKDA and KDA in turns and for
 every backend of the operator that is there. `large` trains the 1.3B model for twenty updates at sequence 4096.
 """
 
@@ -98,7 +98,7 @@ def train(args: argparse.Namespace, out: Path) -> None:
         gc.collect()
         if device == "cuda":
             torch.cuda.empty_cache()
-    _collect(args, out, device)
+    _collect(args, out)
 
 
 def _evaluate(folder: Path, requests: str, device: str, backend: str) -> None:
@@ -111,7 +111,7 @@ def _evaluate(folder: Path, requests: str, device: str, backend: str) -> None:
     write_json(folder / "eval.json", {"results": results, "seconds": round(time.perf_counter() - began, 2)})
 
 
-def _collect(args: argparse.Namespace, out: Path, device: str) -> None:
+def _collect(args: argparse.Namespace, out: Path) -> None:
     """comparison.json, its table and its figures from the runs' own files."""
     runs = []
     for path in sorted(out.glob("*-seed*/train.json")):
@@ -344,9 +344,9 @@ def large(args: argparse.Namespace, out: Path) -> None:
 
 
 def main() -> None:
-    """One of the three modes."""
+    """One of the modes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("mode", choices=["train", "profile", "large"])
+    parser.add_argument("mode", choices=["train", "collect", "profile", "large"])
     add_common_arguments(parser, "runs/lm/comparison")
     parser.add_argument("--data", help="folder that ckda lm prepare wrote")
     parser.add_argument("--requests", help="folder of offline tasks (ckda lm eval --build)")
@@ -387,7 +387,7 @@ def main() -> None:
         args.text = args.text or str(Path(cli.__file__).parent)
     if args.mode == "train":
         args.arms = args.arms or ",".join(RUNS)
-    {"train": train, "profile": profile, "large": large}[args.mode](args, out)
+    {"train": train, "collect": _collect, "profile": profile, "large": large}[args.mode](args, out)
 
 
 if __name__ == "__main__":
