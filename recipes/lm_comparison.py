@@ -10,8 +10,9 @@
     python recipes/lm_comparison.py large   --text corpus/corpus-00.jsonl.xz
 
 `train` trains the runs that are missing, one after the other, evaluates each, and draws; called again it goes on where it
-was stopped, also by --time-limit. `collect` only draws, from the files train.json and eval.json of runs in --out. `profile` measures throughput, MFU and how busy the GPU is, for CKDA and KDA in turns and for
-every backend of the operator that is there. `large` trains the 1.3B model for twenty updates at sequence 4096.
+was stopped, also by --time-limit. `collect` only draws, from the files train.json and eval.json of the runs in --out.
+`profile` measures throughput, MFU and how busy the GPU is, for CKDA and KDA in turns and for every backend of the operator
+that is there. `large` trains the 1.3B model for twenty updates at sequence 4096.
 """
 
 import argparse
@@ -150,7 +151,6 @@ def _collect(args: argparse.Namespace, out: Path) -> None:
         "what": "language models side by side",
         "size": args.size,
         "runs": runs,
-        "environment": environment(device),
     }
     write_json(out / "comparison.json", result)
     comparison_figure(result).savefig(out / "val_curves.png", dpi=160)
