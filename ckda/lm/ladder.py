@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ckda.lm.extras import require
 from ckda.models import ladder
 from ckda.record import read_json
 
@@ -98,10 +99,14 @@ def submit(
     A job that SLURM ends before its time gets SIGTERM, saves and is put in the queue again by submitit's checkpointing;
     the same command resumes it. cluster="local" runs the jobs as local processes (for tests).
     """
+    require("submitit", "cluster")
     import submitit
 
-    executor = submitit.AutoExecutor(folder=str(out / "slurm"), cluster=cluster)
-    executor.update_parameters(**slurm)
+    try:
+        executor = submitit.AutoExecutor(folder=str(out / "slurm"), cluster=cluster)
+        executor.update_parameters(**slurm)
+    except (RuntimeError, NameError) as error:  # no SLURM here, or a parameter it does not know
+        raise ValueError(f"submitit: {error}") from error
     jobs = {}
     for cell in todo:
         if not cell.finished(out):

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ckda.cli import add_common_arguments, make_folder, pick_device
+from ckda.lm.extras import require
 from ckda.record import environment, write_json
 
 __all__ = ["KINDS", "Sample", "answer", "make_samples"]
@@ -133,6 +134,8 @@ def make_samples(
 
 def harness_samples(name: str, length: int, count: int, tokenizer: Any, text: str | None) -> list[Sample]:
     """The same from lm-eval's own builder (its essays need a network; a text given takes their place)."""
+    for package in ("lm_eval", "nltk", "wonderwords"):
+        require(package, "lm-eval")
     from lm_eval.tasks.ruler import niah_utils, prepare_niah
 
     kind = KINDS[name]
@@ -150,9 +153,25 @@ def harness_samples(name: str, length: int, count: int, tokenizer: Any, text: st
         haystack = re.sub(r"\s+", " ", text).split(" ") if text else prepare_niah.get_haystack("essay")
     else:
         haystack = prepare_niah.get_haystack("repeat")
-    rows = prepare_niah.generate_samples(
+    try:
+        rows = _harness_rows(prepare_niah, niah_utils, kind, haystack, Counter(), length, count)
+    except LookupError as error:
+        raise ValueError(
+            f"lm-eval's builder needs nltk's sentences: python -m nltk.downloader punkt_tab ({name})"
+        ) from error
+    found = []
+    for row in rows:
+        prompt, value = f"{row['input']} {row['gen_prefix']}", row["outputs"][0]
+        found.append(Sample(prompt, value, prompt.find(value) / len(prompt)))
+    return found
+
+
+def _harness_rows(
+    prepare_niah: Any, niah_utils: Any, kind: Kind, haystack: Any, counter: Any, length: int, count: int
+) -> list[dict[str, Any]]:
+    return prepare_niah.generate_samples(
         haystack,
-        Counter(),
+        counter,
         max_seq_length=length,
         type_haystack="essay" if kind.text else "repeat",
         type_needle_k="words",
@@ -161,11 +180,6 @@ def harness_samples(name: str, length: int, count: int, tokenizer: Any, text: st
         num_samples=count,
         num_needle_k=kind.needles,
     )
-    found = []
-    for row in rows:
-        prompt, value = f"{row['input']} {row['gen_prefix']}", row["outputs"][0]
-        found.append(Sample(prompt, value, prompt.find(value) / len(prompt)))
-    return found
 
 
 @torch.no_grad()

@@ -27,11 +27,19 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from ckda.lm.data import FORMAT, TokenStore, file_sum
+from ckda.lm.extras import require
 from ckda.record import read_json, write_bytes, write_json, write_text
 
-__all__ = ["BrokenRecord", "Preparation", "load_tokenizer", "prepare", "train_tokenizer"]
+__all__ = ["BrokenRecord", "Preparation", "end_token", "load_tokenizer", "prepare", "train_tokenizer"]
 
-_OPEN: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+
+def _open_zst(raw: IO[bytes], mode: str) -> Any:
+    import zstandard
+
+    return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(raw))
+
+
+_OPEN: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open, ".zst": _open_zst}
 _TEXT = (".txt", ".md", ".rst", ".tex", ".html", ".py")
 _END_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>")
 _SHOWN = 10  # broken records that are printed; all are written to broken.jsonl
@@ -93,6 +101,15 @@ def expand(sources: Iterable[str]) -> list[str]:
     return files
 
 
+def _check_readers(files: Iterable[str]) -> None:
+    """What the files need beyond Python's own modules is there."""
+    needs = {".parquet": "pyarrow", ".zst": "zstandard"}
+    for name in files:
+        package = "datasets" if name.startswith("hf:") else needs.get(Path(name).suffix)
+        if package is not None:
+            require(package, "lm-data")
+
+
 def _kind(path: Path) -> str | None:
     suffixes = [s for s in path.suffixes if s not in _OPEN]
     last = suffixes[-1] if suffixes else ""
@@ -100,28 +117,53 @@ def _kind(path: Path) -> str | None:
     return known.get(last, "text" if last in _TEXT else None)
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
-    if path.suffix == ".zst":
-        import zstandard
+class Reading:
+    """How far the files have been read, for an estimate of what is left."""
 
-        with open(path, "rb") as raw, zstandard.ZstdDecompressor().stream_reader(raw) as stream:
-            yield io.BufferedReader(stream)
-        return
-    with _OPEN.get(path.suffix, open)(path, "rb") as file:
-        yield file
+    def __init__(self, files: Iterable[str]):
+        self.sizes = {name: 0 if name.startswith("hf:") else Path(name).stat().st_size for name in files}
+        self.before = 0
+        self.raw: IO[bytes] | None = None
+
+    @contextmanager
+    def opened(self, path: Path) -> Iterator[IO[bytes]]:
+        """The file, decompressed."""
+        with open(path, "rb") as raw:
+            self.raw = raw
+            if path.suffix in _OPEN:
+                with _OPEN[path.suffix](raw, "rb") as file:
+                    yield file
+            else:
+                yield raw
+        self.raw = None
+
+    def finished(self, name: str) -> None:
+        """This file is over."""
+        self.before += self.sizes[name]
+        self.raw = None
+
+    @property
+    def fraction(self) -> float | None:
+        """Of all bytes; None where the size of a source is not known before."""
+        total = sum(self.sizes.values())
+        if not total or not all(self.sizes.values()):
+            return None
+        return (self.before + (self.raw.tell() if self.raw is not None else 0)) / total
 
 
-def records(files: Iterable[str], field: str) -> Iterator[Record]:
+def records(files: Iterable[str], field: str, reading: Reading | None = None) -> Iterator[Record]:
     """All records of the files, in order; a file that cannot be read is one broken record."""
+    files = list(files)
+    reading = reading or Reading(files)
     for name in files:
         try:
-            yield from _records_of(name, field)
+            yield from _records_of(name, field, reading)
         except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
             yield Record(name, f"the file cannot be read: {error}", "broken")
+        reading.finished(name)
 
 
-def _records_of(name: str, field: str) -> Iterator[Record]:
+def _records_of(name: str, field: str, reading: Reading) -> Iterator[Record]:
     if name.startswith("hf:"):
         yield from _hub_records(name, field)
         return
@@ -136,7 +178,7 @@ def _records_of(name: str, field: str) -> Iterator[Record]:
                 number += 1
                 yield Record(f"{path.name}:{number}", text, "text")
         return
-    with _opened(path) as file:
+    with reading.opened(path) as file:
         if kind == "text":
             yield Record(path.name, file.read(), "text")
         else:
@@ -236,11 +278,16 @@ def train_tokenizer(texts: Iterator[str], size: int) -> Any:
     return tokenizer
 
 
-def _end_id(tokenizer: Any, wanted: str | None) -> int:
+def end_token(tokenizer: Any, wanted: str | None = None) -> str:
+    """The token that closes documents: the one wanted, or the first of the usual ones that the tokenizer has.
+
+    Example:
+        >>> end_token(train_tokenizer(iter(["a b"]), 260))
+        '<|endoftext|>'
+    """
     for token in [wanted] if wanted else _END_TOKENS:
-        found = tokenizer.token_to_id(token)
-        if found is not None:
-            return int(found)
+        if tokenizer.token_to_id(token) is not None:
+            return token
     tried = wanted or ", ".join(_END_TOKENS)
     raise ValueError(f"the tokenizer has no token {tried} to close documents with: name one with --end-token")
 
@@ -421,18 +468,19 @@ def prepare(
     sources: Iterable[str],
     out: str | Path,
     options: Preparation,
-    show: Callable[[dict[str, int], int], None] = lambda counts, tokens: None,
+    show: Callable[[dict[str, int], int, float | None], None] = lambda counts, tokens, fraction: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Tokenise the sources into `out` and return its index; an interrupted call goes on where its last shard ended.
 
-    `show(counts, tokens)` is called after every piece; where `stop()` is true the open shard is closed and
-    KeyboardInterrupt raised.
+    `show(counts, tokens, fraction)` is called after every piece, with the part of the sources that was read; where `stop()` is
+    true the open shard is closed and KeyboardInterrupt raised.
     """
     out, files = Path(out), expand(sources)
+    _check_readers(files)
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer_for(files, out, options)
-    end = _end_id(tokenizer, options.end_token)
+    end = tokenizer.token_to_id(end_token(tokenizer, options.end_token))
     vocab = tokenizer.get_vocab_size(with_added_tokens=True)
     dtype = "uint16" if vocab <= 1 << 16 else "uint32"
     tokenizer_sum = file_sum(out / "tokenizer.json")
@@ -443,7 +491,8 @@ def prepare(
     writer = _Writer(out, dtype, key)
     done = writer.resume()
     began = time.perf_counter()
-    work = islice(pieces(records(files, options.field), options.piece_bytes), done, None)
+    reading = Reading(files)
+    work = islice(pieces(records(files, options.field, reading), options.piece_bytes), done, None)
     workers = options.workers or os.cpu_count() or 1
     arguments = (str(out / "tokenizer.json"), end, dtype, options)
     told = 0
@@ -455,7 +504,7 @@ def prepare(
                 print(f"skipped {place}: {reason}", file=sys.stderr)
             told += 1
         writer.add(piece)
-        show(writer.counts, _written(writer) + writer.open_tokens)
+        show(writer.counts, _written(writer) + writer.open_tokens, reading.fraction)
         if writer.open_tokens >= options.shard_tokens or stop():
             writer.close_shards()
         if stop():

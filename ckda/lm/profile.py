@@ -88,5 +88,8 @@ def measure(trainer: Trainer, warmup: int = 10, steps: int = 20, profile: bool =
             "memory_gib": torch.cuda.max_memory_allocated(device) / 2**30 if cuda else None,
         }
         if extra:
-            result |= busy_fraction(trainer, batches, extra)
+            try:
+                result |= busy_fraction(trainer, batches, extra)
+            except (AttributeError, RuntimeError) as error:  # no profiler on this device, or another one's
+                result |= {"busy": None, "reason": f"{type(error).__name__}: {error}"}
     return result

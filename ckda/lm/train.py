@@ -24,15 +24,18 @@ from torch import Tensor, nn
 
 from ckda.lm import checkpoint
 from ckda.lm.data import Sampler, TokenStore
+from ckda.lm.extras import require
 from ckda.lm.parallel import World, blocks_of, spread
 from ckda.lm.recipe import Recipe, flops_per_token, peak_flops
 from ckda.record import write_text
 
-__all__ = ["NotFinite", "Options", "Outcome", "Trainer"]
-
+__all__ = ["NotFinite", "Options", "Outcome", "Trainer", "make_batch", "prefetched", "read_log"]
 
 #: why a run may stop before its end; where ranks differ, the later in this list counts
 REASONS = (None, "time limit", "SIGUSR1", "SIGTERM", "SIGINT")
+
+#: what a configuration says about how a model is run, not which one it is
+_HOW = ("backend", "loss_chunk", "transformers_version", "use_cache", "dtype", "_name_or_path")
 
 
 class NotFinite(RuntimeError):
@@ -49,7 +52,7 @@ class Options:
     checkpointing: bool = False  #: recompute activations in the backward pass
     keep: int = 2  #: checkpoints that stay; 0: all
     time_limit: float = math.inf  #: seconds, after which the run saves and ends
-    tensorboard: bool = False
+    tensorboard: bool = False  #: also write the log for TensorBoard
     final_checkpoint: bool = True  #: also write one when the run is complete
 
 
@@ -67,6 +70,20 @@ class Trainer:
 
     `build` makes the model; it is called under the recipe's seed on every rank. The model takes `input_ids` [B, T], `labels`
     [B, T] (shifted inside) and, for separate documents, `cu_seqlens`, and returns an object with `.loss`.
+
+    Example:
+        >>> import tempfile
+        >>> from ckda.lm.cli import tiny_tokens
+        >>> from ckda.lm.models import config_of
+        >>> from ckda.models import ComplexKDAForCausalLM
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> recipe = Recipe(steps=2, length=16, batch=2, warmup=1, dtype="fp32", eval_tokens=64)
+        >>> world = World(0, 1, torch.device("cpu"))
+        >>> build = lambda: ComplexKDAForCausalLM(config_of("tiny:ckda"))
+        >>> trainer = Trainer(build, tiny_tokens(folder / "tokens"), recipe, folder / "run", world)
+        >>> outcome = trainer.run()
+        >>> outcome.step, [sorted(row)[0] for row in outcome.rows]
+        (2, ['held_out_loss', 'grad_norm', 'grad_norm', 'held_out_loss'])
     """
 
     def __init__(
@@ -132,15 +149,17 @@ class Trainer:
 
     def save(self) -> Path:
         """Write a checkpoint of this step."""
-        config = self.plain.config.to_dict() if hasattr(self.plain.config, "to_dict") else {}
         about = {
             "recipe": asdict(self.recipe),
             "key": self.recipe.key(),
-            "config": _jsonable(config),
+            "config": self._config(),
             "data": self._data_key(),
         }
         folder = self.out / "checkpoints"
         return checkpoint.save(folder, self.step, self.tensors(), about, self.world, self.options.keep)
+
+    def _config(self) -> dict[str, Any]:
+        return _jsonable(self.plain.config.to_dict())
 
     def _data_key(self) -> list[str]:
         return [shard["sha256"] for shard in self.train_data.store.shards]
@@ -150,7 +169,7 @@ class Trainer:
         manifest = checkpoint.read_manifest(path, verify=False)
         if manifest["key"] != self.recipe.key():
             differ = [k for k, v in self.recipe.key().items() if manifest["key"].get(k) != v]
-            raise ValueError(f"{path} is of another run: {', '.join(differ)} differ; choose another --out")
+            raise ValueError(f"{path} is of another run: {', '.join(differ)} differ; choose another --out, or --fresh")
         self._load(path, manifest)
 
     def branch(self, path: Path) -> None:
@@ -167,6 +186,12 @@ class Trainer:
     def _load(self, path: Path, manifest: dict[str, Any]) -> None:
         if manifest["data"] != self._data_key():
             raise ValueError(f"{path} was trained on other tokens than {self.train_data.store.folder}")
+        own, theirs = self._config(), manifest["config"]
+        differ = [k for k, v in own.items() if k not in _HOW and theirs.get(k) != v]
+        if differ:
+            raise ValueError(
+                f"{path} is of another model: {', '.join(differ)} differ; choose another --out, or --fresh"
+            )
         checkpoint.load(path, self.tensors(), self.world)
         self._set_count(manifest["step"])
 
@@ -228,8 +253,8 @@ class Trainer:
                 lr = recipe.lr * recipe.factor(self.step)
                 log.add(self.step + 1, lr, *self.update(batches))
                 late = time.perf_counter() - began > self.options.time_limit
-                stopped = self._agree(signalled() or ("time limit" if late else None))
                 last = self.step == recipe.steps
+                stopped = self._agree(None if last else signalled() or ("time limit" if late else None))
                 if self.step % recipe.log_every == 0:
                     log.send()
                 if last or self.step % recipe.eval_every == 0:
@@ -261,14 +286,12 @@ class Trainer:
         data = self.eval_data
         assert data is not None
         count = max(1, min(len(data), self.recipe.eval_tokens // self.recipe.length))
-        count = count // self.micro * self.micro or count  # whole micro-batches: one shape for compiled layers
         parts = [np.arange(i, min(i + self.micro, count)) for i in range(0, count, self.micro)]
         total = torch.zeros(2, dtype=torch.float64, device=self.world.device)
         self.model.eval()
         for i in range(self.world.rank, -(-len(parts) // self.world.size) * self.world.size, self.world.size):
-            numbers = parts[
-                i % len(parts)
-            ]  # past the end: not counted, but every rank takes part in FSDP's collectives
+            # past the end nothing is counted, but every rank takes part in FSDP's collectives
+            numbers = parts[i % len(parts)]
             targets = data.num_targets(numbers) if i < len(parts) else 0
             loss = self.forward(make_batch(data, numbers), use_cache=False, logits_to_keep=1)
             total += torch.stack([loss.double() * targets, torch.full_like(loss, targets, dtype=torch.float64)])
@@ -327,6 +350,8 @@ def prefetched(
 
     def work() -> None:
         try:
+            if pin:
+                torch.cuda.set_device(device)  # a thread starts on device 0
             for batch in source:
                 put({k: v.pin_memory() if pin and isinstance(v, Tensor) else v for k, v in batch.items()})
                 if done.is_set():
@@ -442,6 +467,7 @@ class _Log:
         self.file = open(self.path, "a")  # noqa: SIM115 - closed by close()
         self.board: Any = None
         if trainer.options.tensorboard:
+            require("tensorboard", "cluster")
             from torch.utils.tensorboard import SummaryWriter
 
             self.board = SummaryWriter(str(trainer.out / "tensorboard"), purge_step=trainer.step)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-__all__ = ["ARM_STYLE", "comparison_figure", "needle_figure", "speed_figure", "training_figure"]
+__all__ = ["ARM_STYLE", "comparison_figure", "needle_figure", "speed_figure", "tasks_figure", "training_figure"]
 
 #: arm -> (label, colour, line style)
 ARM_STYLE = {
@@ -127,4 +127,20 @@ def needle_figure(result: dict[str, Any]) -> Any:
     axes.set_yticks(range(len(tasks)), tasks)
     axes.set_xlabel("tokens")
     axes.set_title(f"{result['model']}: needles found (%)", fontsize=10)
+    return figure
+
+
+def tasks_figure(result: dict[str, Any]) -> Any:
+    """Accuracy of every task that has one (per character where that is measured), with its standard error."""
+    rows = []
+    for task, measures in result["results"].items():
+        name = "acc_norm" if "acc_norm" in measures else "acc"
+        if name in measures:
+            rows.append((task, 100 * measures[name], 100 * measures.get(f"{name}_stderr", 0.0)))
+    figure = _figure(figsize=(6.4, 0.8 + 0.32 * max(1, len(rows))))
+    axes = figure.subplots()
+    axes.barh([r[0] for r in rows], [r[1] for r in rows], xerr=[r[2] for r in rows], color="#16548c", ecolor="#5c6b7a")
+    axes.invert_yaxis()
+    axes.set(xlabel="accuracy (%)", xlim=(0, 100), title=result["model"])
+    axes.spines[["top", "right"]].set_visible(False)
     return figure

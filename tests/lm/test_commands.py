@@ -64,6 +64,11 @@ def test_the_time_limit_stops_and_the_same_command_goes_on(trained: Path, tokens
     assert main(command) == 0
     ours, theirs = (json.loads((p / "train.json").read_text())["log"] for p in (tmp_path, trained))
     assert [r["loss"] for r in ours if "loss" in r] == [r["loss"] for r in theirs if "loss" in r]
+    other = [*command, "--lr", "0.001"]
+    with pytest.raises(SystemExit, match="another run: lr differ"):
+        main(other)
+    assert main([*other, "--fresh", "--time-limit", "0"]) == 0
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
 
 
 def test_a_branch_takes_its_length_from_its_trunk(tokens: Path, tmp_path: Path) -> None:

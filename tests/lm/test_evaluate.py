@@ -56,6 +56,42 @@ def test_batched_loglikelihoods_equal_those_by_hand(model: Any) -> None:
     assert not found[0][1]
 
 
+def test_loglikelihoods_equal_those_of_lm_eval(model: Any, tokenizer: Any) -> None:
+    pytest.importorskip("lm_eval")
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+    from transformers import PreTrainedTokenizerFast
+
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>", pad_token="<|endoftext|>")
+    texts = [("the cup", " moves left"), ("where is ", "the shell"), ("under", " over and over."), ("now", " now")]
+    lm = HFLM(pretrained=model, tokenizer=wrapped, batch_size=2, max_length=128)
+    theirs = lm.loglikelihood(
+        [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(texts)], disable_tqdm=True
+    )
+    ours = loglikelihoods(model, [split_pair(tokenizer, *pair) for pair in texts])
+    for (value, best), (wanted, greedy) in zip(ours, theirs, strict=True):
+        assert value == pytest.approx(wanted, abs=1e-4)
+        assert best == greedy
+
+
+def test_lm_eval_runs_a_task_of_this_machine(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval")
+    from ckda.lm.evaluate import harness
+
+    rows = [{"text": f"the cup {i} moves", "choices": ["left", "right"], "gold": i % 2} for i in range(4)]
+    (tmp_path / "toy.json").write_text("\n".join(map(json.dumps, rows)))
+    task = {"task": "toy_cups", "dataset_path": "json", "output_type": "multiple_choice", "test_split": "test"}
+    task |= {"dataset_kwargs": {"data_files": {"test": str(tmp_path / "toy.json")}}, "doc_to_text": "{{text}}"}
+    task |= {"doc_to_choice": "{{choices}}", "doc_to_target": "{{gold}}", "metric_list": [{"metric": "acc"}]}
+    (tmp_path / "toy.yaml").write_text(json.dumps(task))  # JSON is YAML
+    found = harness(model, tokenizer, ["toy_cups"], include=str(tmp_path))["toy_cups"]["acc"]
+    right = 0
+    for row in rows:
+        values = [by_hand(model, *split_pair(tokenizer, row["text"], f" {c}"))[0] for c in row["choices"]]
+        right += values.index(max(values)) == row["gold"]
+    assert found == right / 4
+
+
 def test_scores_of_a_toy() -> None:
     documents = [Document([([1], [2]), ([1], [3, 4])], [1, 10], 0), Document([([1], [2]), ([1], [3])], [1, 1], 1)]
     scores = [(-2.0, False), (-4.0, False), (-1.0, True), (-3.0, False)]

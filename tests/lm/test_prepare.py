@@ -73,7 +73,7 @@ def test_interrupted_and_resumed_gives_the_same_shards(corpus: Path, tmp_path: P
     done = json.loads((tmp_path / "broken" / "progress.json").read_text())["counts"]["pieces"]
     assert done == 5
     seen: list[int] = []
-    prepare([str(corpus)], tmp_path / "broken", options, lambda counts, tokens: seen.append(counts["pieces"]))
+    prepare([str(corpus)], tmp_path / "broken", options, lambda counts, *_: seen.append(counts["pieces"]))
     assert seen[0] == done + 1
     for split in ("train", "held_out"):
         assert texts_of(tmp_path / "broken", split) == texts_of(tmp_path / "whole", split)
@@ -176,3 +176,14 @@ def test_reading_crosses_shards(tokens: Path) -> None:
     np.testing.assert_array_equal(store.read(edge - 5, 10), whole[edge - 5 : edge + 5])
     with pytest.raises(ValueError, match="were asked for"):
         store.read(len(store) - 1, 2)
+
+
+def test_a_hugging_face_dataset_is_streamed(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    (tmp_path / "data").mkdir()
+    rows = [{"body": "first document"}, {"body": None}, {"body": "third"}]
+    (tmp_path / "data" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    options = Preparation(**OPTIONS | {"field": "body"})
+    index = prepare([f"hf:{tmp_path / 'data'}:train"], tmp_path / "out", options)
+    assert texts_of(tmp_path / "out") == ["first document", "third"]
+    assert index["counts"]["broken"] == 1

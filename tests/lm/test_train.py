@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -29,15 +30,25 @@ def trainer(tokens: Path, out: Path, **changes: Any) -> Trainer:
     return Trainer(worker.build, tokens, Recipe(**worker.RECIPE | changes), out, ALONE, options)
 
 
-def launch(job: dict[str, Any], ranks: int = 1) -> subprocess.CompletedProcess[str]:
-    """Run worker.py in `ranks` processes."""
-    script = str(Path(worker.__file__))
-    start = [sys.executable, script]
-    if ranks > 1:
-        start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", script]
-    root = str(Path(__file__).parents[2])
+def launch(job: dict[str, Any], ranks: int = 1, torchrun: bool = False) -> tuple[int, str]:
+    """Run worker.py in `ranks` processes, as torchrun would or by it; the worst status, and what they wrote."""
+    script, root = str(Path(worker.__file__)), str(Path(__file__).parents[2])
     env = os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
-    return subprocess.run([*start, json.dumps(job)], capture_output=True, text=True, env=env, timeout=120)
+    commands = [([sys.executable, script, json.dumps(job)], env)]
+    if torchrun:
+        run = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        commands = [([sys.executable, *run, script, json.dumps(job)], env)]
+    elif ranks > 1:
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = str(free.getsockname()[1])
+        shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+        places = [shared | {"RANK": str(r), "LOCAL_RANK": str(r)} for r in range(ranks)]
+        commands = [(commands[0][0], env | place) for place in places]
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    processes = [subprocess.Popen(command, env=place, **pipe) for command, place in commands]
+    texts = [process.communicate(timeout=120)[0] for process in processes]
+    return max(process.returncode for process in processes), "".join(texts)
 
 
 def losses(out: Path) -> list[float]:
@@ -66,8 +77,8 @@ def test_the_loss_falls_and_validation_is_logged(unbroken: Path) -> None:
 
 def test_killed_and_resumed_gives_the_same_losses_to_the_bit(unbroken: Path, tokens: Path, tmp_path: Path) -> None:
     at = random.SystemRandom().randint(7, 12)
-    killed = launch({"data": str(tokens), "out": str(tmp_path), "kill_at": at})
-    assert killed.returncode == 9, killed.stderr
+    status, said = launch({"data": str(tokens), "out": str(tmp_path), "kill_at": at})
+    assert status == 9, said
     again = trainer(tokens, tmp_path)
     path = checkpoint.newest(tmp_path / "checkpoints", ALONE)
     assert path is not None
@@ -81,8 +92,8 @@ def test_killed_and_resumed_gives_the_same_losses_to_the_bit(unbroken: Path, tok
 def test_two_fsdp_ranks_equal_one_and_resume_as_one(unbroken: Path, tokens: Path, tmp_path: Path) -> None:
     """Two ranks, killed in the middle; the first half equals one process, and one process ends the run."""
     job = {"data": str(tokens), "out": str(tmp_path), "options": {"parallel": "fsdp"}, "term_at": 11}
-    done = launch(job, ranks=2)
-    assert '"stopped"' in done.stdout, done.stderr
+    _, said = launch(job, ranks=2, torchrun=True)
+    assert '"stopped": "SIGTERM"' in said, said
     step = checkpoint.steps_of(tmp_path / "checkpoints")[-1]
     assert step in (12, 13)
     np.testing.assert_allclose(losses(tmp_path), losses(unbroken)[:step], atol=1e-5)
@@ -96,12 +107,12 @@ def test_two_fsdp_ranks_equal_one_and_resume_as_one(unbroken: Path, tokens: Path
 def test_two_ddp_ranks_equal_one_and_resume_from_one(unbroken: Path, tokens: Path, tmp_path: Path) -> None:
     """From one rank's checkpoint to two ranks, with two micro-batches each."""
     (tmp_path / "checkpoints").mkdir()
-    first = unbroken / "checkpoints" / "step-00000012"
+    first = unbroken / "checkpoints" / "step-00000024"
     (tmp_path / "checkpoints" / first.name).symlink_to(first)
     (tmp_path / "log.jsonl").write_text((unbroken / "log.jsonl").read_text())
     job = {"data": str(tokens), "out": str(tmp_path), "resume": True, "recipe": {"micro": 1}}
-    done = launch(job, ranks=2)
-    assert done.returncode == 0, done.stderr
+    status, said = launch(job, ranks=2)
+    assert status == 0, said
     np.testing.assert_allclose(losses(tmp_path), losses(unbroken), atol=1e-5)
 
 
@@ -201,6 +212,15 @@ def test_damaged_and_foreign_checkpoints(tokens: Path, tmp_path: Path, capsys: p
         trainer(tokens, tmp_path, steps=12, lr=0.5).load(folder / "step-00000006")
     with pytest.raises(ValueError, match="no checkpoint"):
         checkpoint.read_manifest(tmp_path)
+    other = trainer(tokens, tmp_path, steps=12)
+    other.plain.config.mixer = "kda"  # the same shapes
+    with pytest.raises(ValueError, match="another model: mixer differ"):
+        other.load(folder / "step-00000006")
+
+
+def test_recomputed_activations_give_the_same_run(unbroken: Path, tokens: Path, tmp_path: Path) -> None:
+    trainer(tokens, tmp_path, options=Options(checkpointing=True)).run()
+    assert losses(tmp_path) == losses(unbroken)
 
 
 def test_old_checkpoints_go(tokens: Path, tmp_path: Path) -> None:
