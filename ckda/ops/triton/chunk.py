@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ckda.ops.call import Call, Gradients
-from ckda.ops.triton.chunk_backward import contract_kernel, gradient_kernel, reverse_kernel
+from ckda.ops.triton.chunk_backward import gradient_kernel, rate_kernel, reverse_kernel
 from ckda.ops.triton.chunk_forward import intra_kernel, solver_kernel, state_kernel
 from ckda.ops.triton.launch import Launch, power_of_two
 from ckda.ops.triton.recurrent import assemble
@@ -109,7 +109,6 @@ def _chunks(call: Call, p: Plan) -> _Chunks:
 
 def _gate_arguments(call: Call, p: Plan) -> dict[str, Any]:
     """The raw inputs and the flags that say how a chunk is read."""
-    unbounded = call.gate not in ("signed", "sigmoid")
     return {
         "p_q": call.q.contiguous(),
         "p_k": call.k.contiguous(),
@@ -121,7 +120,6 @@ def _gate_arguments(call: Call, p: Plan) -> dict[str, Any]:
         "T": p.T,
         "NC": p.NC,
         "TOKENS": p.B * p.T,
-        "SLOTS": p.slots,
         "scale": call.scale,
         "H": p.H,
         "HV": p.HV,
@@ -134,8 +132,8 @@ def _gate_arguments(call: Call, p: Plan) -> dict[str, Any]:
         "HAS_DT_BIAS": call.dt_bias is not None,
         "NORMALIZE": call.normalize_qk,
         "BETA_RANGE": call.beta_range or 0,
-        "BOUNDED": not unbounded,
-        "WIDE": unbounded or p.dtype != torch.bfloat16,
+        "BOUNDED": _is_bounded(call),
+        "WIDE": not _is_bounded(call) or p.dtype != torch.bfloat16,
         "KEEP_DECAY": _keeps_decay(call, p),
         "DOT": _dot(p.dtype),
         "PACKED": p.packed,
@@ -144,7 +142,12 @@ def _gate_arguments(call: Call, p: Plan) -> dict[str, Any]:
 
 def _keeps_decay(call: Call, p: Plan) -> bool:
     """Whether the forward pass keeps the cumulative decay for the backward, which then evaluates no gate."""
-    return call.gate in ("signed", "sigmoid") and p.dtype == torch.bfloat16
+    return _is_bounded(call) and p.dtype == torch.bfloat16
+
+
+def _is_bounded(call: Call) -> bool:
+    """Whether |alpha| is at least e^-5."""
+    return call.gate in ("signed", "sigmoid")
 
 
 def _dot(dtype: torch.dtype) -> str:
@@ -155,16 +158,17 @@ def _dot(dtype: torch.dtype) -> str:
 class Saved(NamedTuple):
     """What the forward pass leaves for the backward."""
 
-    q_start: Tensor  #: [B, T, HV, K]
-    k_start: Tensor
-    k_end: Tensor
+    q_forward: Tensor  #: [B, T, HV, K]
+    k_forward: Tensor
+    k_back: Tensor
     A: Tensor  #: [B, T, HV, C]
     solver: Tensor  #: [B, T, HV, C] float32, or the high half
     solver_low: Tensor  #: [B, T, HV, C] the low half; empty where the solver is float32
     rho: Tensor  #: float32 [B, T, HV]
     norms: Tensor  #: float32 [3, B, T, HV]
     decay: Tensor  #: float32 [B, T, HV, K]; empty where it is not kept
-    total: Tensor  #: float32 [3, slots, HV, K]
+    start: Tensor  #: float32 [slots, HV, K]
+    end: Tensor
     y: Tensor  #: [B, T, HV, V]
     states: Tensor  #: [slots, HV, V, K]
     transitions: (
@@ -179,16 +183,17 @@ def _empty_saved(call: Call, p: Plan) -> Saved:
     keys, square = (p.B, p.T, p.HV, p.K), (p.B, p.T, p.HV, p.C)
     f32 = torch.float32
     return Saved(
-        q_start=empty(*keys, dtype=p.dtype),
-        k_start=empty(*keys, dtype=p.dtype),
-        k_end=empty(*keys, dtype=p.dtype),
+        q_forward=empty(*keys, dtype=p.work_dtype),
+        k_forward=empty(*keys, dtype=p.work_dtype),
+        k_back=empty(*keys, dtype=p.work_dtype),
         A=empty(*square, dtype=p.dtype),
         solver=empty(*square, dtype=p.work_dtype),
         solver_low=empty(*(square if p.split else (0,)), dtype=p.work_dtype),
         rho=empty(p.B, p.T, p.HV, dtype=f32),
         norms=empty(3, p.B, p.T, p.HV, dtype=f32),
         decay=empty(*(keys if _keeps_decay(call, p) else (0,)), dtype=f32),
-        total=empty(3, p.slots, p.HV, p.K, dtype=f32),
+        start=empty(p.slots, p.HV, p.K, dtype=f32),
+        end=empty(p.slots, p.HV, p.K, dtype=f32),
         y=empty(p.B, p.T, p.HV, p.V, dtype=p.work_dtype),
         states=empty(p.slots, p.HV, p.V, p.K, dtype=p.work_dtype),
         transitions=empty(p.B, p.num_segments - 1, p.HV, p.K, p.K, dtype=f32),
@@ -203,15 +208,17 @@ def saved_like(call: Call) -> list[Tensor]:
 def _state_arguments(p: Plan, x: Saved, where: _Chunks, call: Call) -> dict[str, Any]:
     """What both passes over the chunks read."""
     return {
-        "p_q_start": x.q_start,
-        "p_k_start": x.k_start,
-        "p_k_end": x.k_end,
+        "p_q_forward": x.q_forward,
+        "p_k_forward": x.k_forward,
+        "p_k_back": x.k_back,
         "p_A": x.A,
         "p_solver": x.solver,
         "p_solver_low": x.solver_low,
         "SPLIT": p.split,
         "p_rho": x.rho,
-        "p_total": x.total,
+        "p_start": x.start,
+        "p_end": x.end,
+        "BOUNDED": _is_bounded(call),
         "p_cu_seqlens": call.cu_seqlens,
         "p_first": where.first,
         "T": p.T,
@@ -229,7 +236,7 @@ def _state_arguments(p: Plan, x: Saved, where: _Chunks, call: Call) -> dict[str,
 
 def _intra(call: Call, p: Plan, x: Saved, where: _Chunks, N: Tensor) -> Launch:
     arguments = _gate_arguments(call, p) | {"p_starts": where.starts, "p_ends": where.ends, "p_N": N}
-    made = ("q_start", "k_start", "k_end", "A", "rho", "norms", "decay", "total")
+    made = ("q_forward", "k_forward", "k_back", "A", "rho", "norms", "decay", "start", "end")
     outputs = {f"p_{name}": getattr(x, name) for name in made}
     return Launch(intra_kernel, (p.slots, p.HV), arguments | outputs, num_warps=4)
 
@@ -305,7 +312,7 @@ def launches(call: Call) -> list[Launch]:
     x, where = _empty_saved(call, p), _chunks(call, p)
     o, state = torch.empty_like(call.v), call.zero_state()
     duy = torch.empty(p.B, p.T, p.HV, -(-p.V // _value_block(p, p.V)))
-    contracted = _empty_contracted(call, p)
+    out = _gradient_outputs(call, p)
     reverse = {"p_dv": o, "p_duy": duy, "p_dstates": x.states}
     return [
         _intra(call, p, x, where, x.A.float()),
@@ -313,8 +320,8 @@ def launches(call: Call) -> list[Launch]:
         _state(call, p, x, where, state, o, state),
         _state(call, p, x, where, None, None, x.transitions, "transition"),
         _reverse(call, p, x, where, o, state, state, reverse),
-        _contract(p, x, where, o, o, x.states, contracted),
-        _gradient(call, p, x, where, contracted, duy, _gradient_outputs(call, p)),
+        _gradient(call, p, x, where, o, o, duy, x.states, out),
+        _rate(call, p, x, out),
     ]
 
 
@@ -374,74 +381,45 @@ def _segment_ends(call: Call, p: Plan, x: Saved, where: _Chunks, do: Tensor, dfi
     return backwards.flip(1).flatten(0, 1).contiguous()
 
 
-class Contracted(NamedTuple):
-    """What :func:`contract_kernel` leaves for :func:`gradient_kernel`."""
-
-    dq_start: Tensor  #: [B, T, HV, K]
-    dk_start: Tensor
-    dk_end: Tensor
-    dA: Tensor  #: [B, T, HV, C]
-    D: Tensor
-    diagonal: Tensor  #: float32 [B, T, HV]
-    dtotal: Tensor  #: float32 [slots, HV, K]
-
-
-def _empty_contracted(call: Call, p: Plan) -> Contracted:
-    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=call.v.device)
-
-    keys, square = (p.B, p.T, p.HV, p.K), (p.B, p.T, p.HV, p.C)
-    return Contracted(
-        dq_start=empty(*keys, dtype=p.work_dtype),
-        dk_start=empty(*keys, dtype=p.work_dtype),
-        dk_end=empty(*keys, dtype=p.work_dtype),
-        dA=empty(*square, dtype=p.work_dtype),
-        D=empty(*square, dtype=p.work_dtype),
-        diagonal=empty(p.B, p.T, p.HV),
-        dtotal=empty(p.slots, p.HV, p.K),
-    )
-
-
-def _contract(p: Plan, x: Saved, where: _Chunks, do: Tensor, dr: Tensor, dstates: Tensor, out: Contracted) -> Launch:
-    arguments = {
-        "p_starts": where.starts,
-        "p_ends": where.ends,
-        "p_rho": x.rho,
-        "p_y": x.y,
-        "p_do": do,
-        "p_dr": dr,
-        "p_states": x.states,
-        "p_dstates": dstates,
-        "T": p.T,
-        "NC": p.NC,
-        "HV": p.HV,
-        "K": p.K,
-        "V": p.V,
-        "BK": power_of_two(p.K),
-        "BV": min(64 if p.split and p.K <= 128 else 32, power_of_two(p.V)),
-        "C": p.C,
-        "DOT": _dot(p.dtype),
-        "PACKED": p.packed,
-    }
-    arguments |= {f"p_{name}": tensor for name, tensor in out._asdict().items()}
-    return Launch(contract_kernel, (p.slots, p.HV), arguments, num_warps=8 if p.K > 64 else 4)
-
-
 def _gradient(
-    call: Call, p: Plan, x: Saved, where: _Chunks, contracted: Contracted, duy: Tensor, out: dict[str, Any]
+    call: Call, p: Plan, x: Saved, where: _Chunks, do: Tensor, dr: Tensor, duy: Tensor, dstates: Tensor, out: dict[str, Any]
 ) -> Launch:
     arguments = _gate_arguments(call, p) | {
         "p_starts": where.starts,
         "p_ends": where.ends,
-        "p_rho": x.rho,
-        "p_norms": x.norms,
-        "p_decay": x.decay,
-        "p_total": x.total,
+        "p_y": x.y,
+        "p_do": do,
+        "p_dr": dr,
         "p_duy": duy,
+        "p_states": x.states,
+        "p_dstates": dstates,
+        "V": p.V,
         "NV": duy.shape[-1],
+        "BV": min(64 if p.split and p.K <= 128 else 32, power_of_two(p.V)),
     }
-    arguments |= {f"p_{name}": tensor for name, tensor in contracted._asdict().items()}
-    return Launch(gradient_kernel, (p.slots, p.HV), arguments | out, num_warps=8 if p.K > 64 else 4)
+    read = ("rho", "norms", "q_forward", "k_forward", "k_back", "decay", "end")
+    arguments |= {f"p_{name}": getattr(x, name) for name in read}
+    written = ("p_dq", "p_dk", "p_dg", "p_drho", "p_dlog_rate", "p_dbias")
+    arguments |= {name: out[name] for name in written}
+    return Launch(gradient_kernel, (p.slots, p.HV), arguments, num_warps=8 if p.K > 64 else 4)
+
+
+_RATE_BLOCK = 1024
+
+
+def _rate(call: Call, p: Plan, x: Saved, out: dict[str, Any]) -> Launch:
+    assert call.beta is not None
+    num = p.B * p.T * p.HV
+    arguments = {
+        "p_beta": call.beta.contiguous(),
+        "p_drho": out["p_drho"],
+        "p_norm2": x.norms[2],
+        "p_dbeta": out["p_dbeta"],
+        "N": num,
+        "BLOCK": _RATE_BLOCK,
+        "BETA_RANGE": call.beta_range or 0,
+    }
+    return Launch(rate_kernel, (-(-num // _RATE_BLOCK),), arguments, num_warps=4)
 
 
 def _gradient_outputs(call: Call, p: Plan) -> dict[str, Any]:
@@ -458,6 +436,7 @@ def _gradient_outputs(call: Call, p: Plan) -> dict[str, Any]:
         "p_dq": torch.empty(keys, dtype=key_dtype, device=device),
         "p_dk": torch.empty(keys, dtype=key_dtype, device=device),
         "p_dg": torch.empty(keys, dtype=call.g.dtype, device=device),
+        "p_drho": torch.empty(p.B, p.T, p.HV, dtype=torch.float32, device=device),
         "p_dbeta": torch.empty(p.B, p.T, p.HV, dtype=call.beta.dtype, device=device),
         "p_dlog_rate": parts(call.A_log),
         "p_dbias": parts(call.dt_bias),
@@ -479,11 +458,9 @@ def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None)
         dinitial = torch.empty(p.N * p.num_segments, p.HV, p.K, p.V, dtype=torch.float32, device=do.device)
     outputs = {"p_dv": dv, "p_duy": duy, "p_dstates": dstates}
     _reverse(call, p, x, where, do, dfinal, dinitial, outputs)()
-    contracted = _empty_contracted(call, p)
-    _contract(p, x, where, do, dv, dstates, contracted)()
-    del dstates
     out = _gradient_outputs(call, p)
-    _gradient(call, p, x, where, contracted, duy, out)()
+    _gradient(call, p, x, where, do, dv, duy, dstates, out)()
+    _rate(call, p, x, out)()
     if dinitial is not None:
         dinitial = dinitial.unflatten(0, (p.N, -1))[:, 0].contiguous()
     return assemble(call, out | {"p_dv": dv, "p_dinitial": dinitial})

@@ -11,8 +11,12 @@ state at the chunk's start (ckda/ops/chunked.py has the derivation):
 N = G Diag(rho). `solver_kernel` inverts I + N in float32. `state_kernel` runs over the chunks of a sequence, one program a
 value head and block of BV value columns. The sign needs no extra pass: it is part of gamma.
 
-Factors gamma_i / gamma_a and gamma_a / gamma_j from the chunk's middle token a keep the bounded gates (at most e^5 a step) within
-e^80 for C = 32. Gates without a bound take the difference of every pair instead (BOUNDED = False).
+Decays are taken from the chunk's middle token a: with factors gamma_i / gamma_a and gamma_a / gamma_j bounded gates (at most e^5 a
+step) stay within e^80 for C = 32, and the chunk reads
+
+    S* = gamma_a S,    r = v - (k * gamma / gamma_a) S*,    S' = Gamma / gamma_a (S* + (k * gamma_a / gamma)^T u).
+
+Gates without a bound take the difference of every pair instead (BOUNDED = False).
 """
 
 import triton
@@ -181,19 +185,19 @@ def intra_kernel(
     p_dt_bias,
     p_starts,  # [NC] first token of each chunk, packed sequences only
     p_ends,
-    p_q_start,  # out [B * T, HV, K] q * gamma
-    p_k_start,  # out [B * T, HV, K] k * gamma
-    p_k_end,  # out [B * T, HV, K] k * Gamma / gamma
+    p_q_forward,  # out [B * T, HV, K] q * gamma / gamma_a
+    p_k_forward,  # out [B * T, HV, K] k * gamma / gamma_a
+    p_k_back,  # out [B * T, HV, K] k * gamma_a / gamma; k * Gamma / gamma where not BOUNDED
     p_A,  # out [B * T, HV, C]
     p_N,  # out float32 [B * T, HV, C] G Diag(rho)
     p_rho,  # out float32 [B * T, HV]
     p_norms,  # out float32 [3, B * T, HV] 1/|q|, 1/|k|, |k|^2
-    p_decay,  # out float32 [B * T, HV, K] -log2|gamma| with the sign of gamma, where KEEP_DECAY
-    p_total,  # out float32 [3, B * NC, HV, K] Gamma, log2|gamma_a|, Gamma / gamma_a; the last two where KEEP_DECAY
+    p_decay,  # out float32 [B * T, HV, K] 256 + log2|gamma / gamma_a|, with the sign of gamma, where KEEP_DECAY
+    p_start,  # out float32 [B * NC, HV, K] gamma_a; 1 where not BOUNDED
+    p_end,  # out float32 [B * NC, HV, K] Gamma / gamma_a; Gamma where not BOUNDED
     T,
     NC,
     TOKENS,  # B * T
-    SLOTS,  # B * NC
     scale,
     H: tl.constexpr,
     HV: tl.constexpr,
@@ -235,29 +239,26 @@ def intra_kernel(
     m_channel = b_channel < K
     m_tile = m_channel[:, None] & m_token[None, :]
     o_g = b_line[None, :] * K + b_channel[:, None]
-    p_total += (i_chunk * HV + i_hv).to(tl.int64) * K
     if BOUNDED:
-        b_sum, b_sign, b_first, b_end = bounded_decays(b_log, b_negative, C, DOT, WIDE)
-        b_forward, b_start = tl.exp2(b_sum) * b_sign, tl.exp2(b_first)
+        b_sum, b_sign, b_start, b_end = bounded_decays(b_log, b_negative, C, DOT, WIDE)
+        b_forward = tl.exp2(b_sum) * b_sign
         b_query, b_row, b_key = b_q * b_forward, b_k * b_forward, b_k * (tl.exp2(-b_sum) * b_sign)
         b_A = dot(tl.trans(b_query), b_key, DOT)
         b_G = dot(tl.trans(b_row), b_key, DOT)
-        b_query, b_row, b_key = b_query * b_start[:, None], b_row * b_start[:, None], b_key * b_end[:, None]
-        b_total = b_start * b_end
         if KEEP_DECAY:
-            tl.store(p_decay + line * K + o_g, -(b_sum + b_first[:, None]) * b_sign, mask=m_tile)
-            num_totals = SLOTS.to(tl.int64) * (HV * K)
-            tl.store(p_total + num_totals + b_channel, b_first, mask=m_channel)
-            tl.store(p_total + 2 * num_totals + b_channel, b_end, mask=m_channel)
+            tl.store(p_decay + line * K + o_g, (256.0 + b_sum) * b_sign, mask=m_tile)
     else:
         b_gamma, b_to_end, b_sign = unbounded_decays(b_log, b_negative, C, DOT)
         b_A, b_G = _pairwise_products(b_q, b_k, b_log, b_sign, C)
         b_query, b_row, b_key = b_q * b_gamma, b_k * b_gamma, b_k * b_to_end
-        b_total = at_token(b_gamma, C - 1, C)
-    tl.store(p_q_start + line * K + o_g, b_query, mask=m_tile)
-    tl.store(p_k_start + line * K + o_g, b_row, mask=m_tile)
-    tl.store(p_k_end + line * K + o_g, b_key, mask=m_tile)
-    tl.store(p_total + b_channel, b_total, mask=m_channel)
+        b_end = at_token(b_gamma, C - 1, C)
+        b_start = tl.full([BK], 1.0, tl.float32)
+    tl.store(p_q_forward + line * K + o_g, b_query, mask=m_tile)
+    tl.store(p_k_forward + line * K + o_g, b_row, mask=m_tile)
+    tl.store(p_k_back + line * K + o_g, b_key, mask=m_tile)
+    o_slot = (i_chunk * HV + i_hv).to(tl.int64) * K + b_channel
+    tl.store(p_start + o_slot, b_start, mask=m_channel)
+    tl.store(p_end + o_slot, b_end, mask=m_channel)
     o_A = b_line[:, None] * C + b_index[None, :]
     tl.store(p_A + line * C + o_A, tl.where(b_index[:, None] >= b_index[None, :], b_A, 0.0), mask=m_token[:, None])
     b_N = tl.where(b_index[:, None] > b_index[None, :], b_G * b_rho[None, :], 0.0)
@@ -283,20 +284,21 @@ def sequence_place(p_cu_seqlens, p_first, i_n, T, NC, SEGMENT, NUM_SEGMENTS, C: 
 @triton.jit
 def state_kernel(
     p_v,  # [B * T, HV, V]
-    p_q_start,  # [B * T, HV, K]
-    p_k_start,
-    p_k_end,
+    p_q_forward,  # [B * T, HV, K]
+    p_k_forward,
+    p_k_back,
     p_A,  # [B * T, HV, C]
     p_solver,  # [B * T, HV, C]
     p_solver_low,
     p_rho,  # [B * T, HV]
-    p_total,  # [B * NC, HV, K]
+    p_start,  # [B * NC, HV, K]
+    p_end,
     p_initial,  # float32 [N, HV, K, V]
     p_cu_seqlens,  # [N + 1], packed sequences only
     p_first,  # [N] first chunk of each sequence, packed only
     p_o,  # out [B * T, HV, V]
     p_y,  # out [B * T, HV, V], where SAVE
-    p_states,  # out [B * NC, HV, V, K] at each chunk's start, where SAVE
+    p_states,  # out [B * NC, HV, V, K] gamma_a times the state at each chunk's start, where SAVE
     p_final,  # out float32 [N, HV, K, V], where STORE_FINAL
     T,
     NC,
@@ -312,6 +314,7 @@ def state_kernel(
     SAVE: tl.constexpr,
     STORE_FINAL: tl.constexpr,
     SUMMARY: tl.constexpr,
+    BOUNDED: tl.constexpr,
     SPLIT: tl.constexpr,
     DOT: tl.constexpr,
     PACKED: tl.constexpr,
@@ -347,16 +350,19 @@ def state_kernel(
         o_key = line * K
         o_value = line * V
         o_square = line * C
-        b_k_start = tl.load(p_k_start + o_key + b_key_offset, mask=m_key, other=0.0)
-        b_k_end = tl.load(p_k_end + o_key + b_key_offset, mask=m_key, other=0.0)
+        b_k_forward = tl.load(p_k_forward + o_key + b_key_offset, mask=m_key, other=0.0)
+        b_k_back = tl.load(p_k_back + o_key + b_key_offset, mask=m_key, other=0.0)
         b_solver = tl.load(p_solver + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
         b_solver_low = b_solver
         if SPLIT:
             b_solver_low = tl.load(p_solver_low + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
         b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
         i_slot = first + c
-        b_total = tl.load(p_total + (i_slot * HV + i_hv) * K + b_channel, mask=m_channel, other=1.0)
-        b_rest = -dot_left_split(b_S, tl.trans(b_k_start), DOT)
+        o_decay = (i_slot * HV + i_hv) * K + b_channel
+        b_end = tl.load(p_end + o_decay, mask=m_channel, other=1.0)
+        if BOUNDED:
+            b_S *= tl.load(p_start + o_decay, mask=m_channel, other=1.0)[None, :]
+        b_rest = -dot_left_split(b_S, tl.trans(b_k_forward), DOT)
         if SUMMARY != "transition":
             b_rest += tl.load(p_v + o_value + b_value_offset, mask=m_out, other=0.0).to(tl.float32)
         b_y = dot_split(b_rest, tl.trans(b_solver), tl.trans(b_solver_low), DOT)
@@ -366,10 +372,13 @@ def state_kernel(
                 o_slot = (i_slot * HV + i_hv) * (K * V)
                 tl.store(p_states + o_slot + b_slot_offset, b_S, mask=m_state)
                 tl.store(p_y + o_value + b_value_offset, b_y, mask=m_out)
-            b_q_start = tl.load(p_q_start + o_key + b_key_offset, mask=m_key, other=0.0)
+            b_q_forward = tl.load(p_q_forward + o_key + b_key_offset, mask=m_key, other=0.0)
             b_A = tl.load(p_A + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
-            b_o = dot(b_S, tl.trans(b_q_start), DOT) + dot(b_u, tl.trans(b_A), DOT)
+            b_o = dot(b_S, tl.trans(b_q_forward), DOT) + dot(b_u, tl.trans(b_A), DOT)
             tl.store(p_o + o_value + b_value_offset, b_o, mask=m_out)
-        b_S = b_S * b_total[None, :] + dot_left_split(b_u, b_k_end, DOT)
+        if BOUNDED:
+            b_S = (b_S + dot_left_split(b_u, b_k_back, DOT)) * b_end[None, :]
+        else:
+            b_S = b_S * b_end[None, :] + dot_left_split(b_u, b_k_back, DOT)
     if STORE_FINAL:
         tl.store(p_final + o_state, b_S, mask=m_state)

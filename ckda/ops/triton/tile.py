@@ -254,10 +254,10 @@ def sign_through(b_negative, C: tl.constexpr, DOT: tl.constexpr):
 
 @triton.jit
 def bounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr, WIDE: tl.constexpr):
-    """All decays of a chunk by way of its middle token a, for gates of at least e^-5: (sum, sign, first, end).
+    """All decays of a chunk by way of its middle token a, for gates of at least e^-5: (sum, sign, start, end).
 
-    sum [BK, C]: log2 |gamma_i / gamma_a|. sign [BK, C]: that of gamma_i. first, end [BK]: log2 |gamma_a|, and Gamma / |gamma_a|.
-    So gamma_i = sign_i 2^(sum_i + first) and Gamma / gamma_i = sign_i 2^-sum_i end; of a pair, the sign at a drops out.
+    sum [BK, C]: log2 |gamma_i / gamma_a|. sign [BK, C]: that of gamma_i. start, end [BK]: |gamma_a|, and Gamma / |gamma_a|.
+    So gamma_i = sign_i 2^sum_i start and Gamma / gamma_i = sign_i 2^-sum_i end; of a pair, the sign at a drops out.
     """
     b_from, b_to = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     b_sign = sign_through(b_negative, C, DOT)
@@ -269,7 +269,7 @@ def bounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr, WIDE: 
         b_M = tl.where(b_from <= b_to, 1.0, 0.0) - tl.where((b_from < C // 2) & (b_to >= 0), 1.0, 0.0)
         b_sum = token_sums(b_log, b_M, DOT, False)
     b_end = tl.exp2(b_second.to(tl.float32)) * at_token(b_sign, C - 1, C)
-    return b_sum, b_sign, b_first.to(tl.float32), b_end
+    return b_sum, b_sign, tl.exp2(b_first.to(tl.float32)), b_end
 
 
 @triton.jit
