@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ckda.ops.call import Call, Gradients
-from ckda.ops.triton.chunk_backward import gradient_kernel, rate_kernel, reverse_kernel
+from ckda.ops.triton.chunk_backward import contract_kernel, gradient_kernel, rate_kernel, reverse_kernel
 from ckda.ops.triton.chunk_forward import intra_kernel, solver_kernel, state_kernel
 from ckda.ops.triton.launch import Launch, power_of_two
 from ckda.ops.triton.recurrent import assemble
@@ -80,9 +80,13 @@ def plan(call: Call) -> Plan:
 
 
 def _value_block(p: Plan, width: int) -> int:
-    """BV: the columns of the state that one program carries."""
-    largest = 64 if p.K <= 128 and p.dtype == torch.bfloat16 else 32
-    return min(largest, power_of_two(width))
+    """BV of the forward state pass: the columns of the state that one program carries."""
+    return min(64 if p.K <= 128 and p.split else 32, power_of_two(width))
+
+
+def _reverse_block(p: Plan) -> int:
+    """BV of the reverse pass, which holds more at a time."""
+    return min(32, power_of_two(p.V))
 
 
 class _Chunks(NamedTuple):
@@ -311,8 +315,8 @@ def launches(call: Call) -> list[Launch]:
     p = plan(call)
     x, where = _empty_saved(call, p), _chunks(call, p)
     o, state = torch.empty_like(call.v), call.zero_state()
-    duy = torch.empty(p.B, p.T, p.HV, -(-p.V // _value_block(p, p.V)))
-    out = _gradient_outputs(call, p)
+    duy = torch.empty(p.B, p.T, p.HV, -(-p.V // _reverse_block(p)))
+    out, contracted = _gradient_outputs(call, p), _empty_contracted(call, p)
     reverse = {"p_dv": o, "p_duy": duy, "p_dstates": x.states}
     return [
         _intra(call, p, x, where, x.A.float()),
@@ -320,7 +324,8 @@ def launches(call: Call) -> list[Launch]:
         _state(call, p, x, where, state, o, state),
         _state(call, p, x, where, None, None, x.transitions, "transition"),
         _reverse(call, p, x, where, o, state, state, reverse),
-        _gradient(call, p, x, where, o, o, duy, x.states, out),
+        _contract(p, x, where, o, o, x.states, contracted),
+        _gradient(call, p, x, where, contracted, duy, out),
         _rate(call, p, x, out),
     ]
 
@@ -353,7 +358,7 @@ def _reverse(
     dinitial: Tensor | None,
     outputs: dict[str, Any],
 ) -> Launch:
-    BV = _value_block(p, p.V)
+    BV = _reverse_block(p)
     arguments = _state_arguments(p, x, where, call) | {
         "p_do": do,
         "p_y": x.y,
@@ -369,7 +374,7 @@ def _reverse(
         "STORE_INITIAL": dinitial is not None,
         "SUMMARY": not outputs,
     }
-    return Launch(reverse_kernel, (-(-p.V // BV), p.HV, p.N * p.num_segments), arguments | outputs, num_warps=4)
+    return Launch(reverse_kernel, (-(-p.V // BV), p.HV, p.N * p.num_segments), arguments | outputs, num_warps=4, num_stages=3)
 
 
 def _segment_ends(call: Call, p: Plan, x: Saved, where: _Chunks, do: Tensor, dfinal: Tensor | None) -> Tensor:
@@ -381,26 +386,68 @@ def _segment_ends(call: Call, p: Plan, x: Saved, where: _Chunks, do: Tensor, dfi
     return backwards.flip(1).flatten(0, 1).contiguous()
 
 
-def _gradient(
-    call: Call, p: Plan, x: Saved, where: _Chunks, do: Tensor, dr: Tensor, duy: Tensor, dstates: Tensor, out: dict[str, Any]
-) -> Launch:
-    arguments = _gate_arguments(call, p) | {
+class Contracted(NamedTuple):
+    """What :func:`contract_kernel` leaves for :func:`gradient_kernel`."""
+
+    dq_forward: Tensor  #: [B, T, HV, K]
+    dk_forward: Tensor
+    dk_back: Tensor
+    dA: Tensor  #: [B, T, HV, C]
+    D: Tensor
+    diagonal: Tensor  #: float32 [B, T, HV]
+    through: Tensor  #: float32 [slots, HV, K]
+
+
+def _empty_contracted(call: Call, p: Plan) -> Contracted:
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=call.v.device)
+
+    keys, square = (p.B, p.T, p.HV, p.K), (p.B, p.T, p.HV, p.C)
+    return Contracted(
+        dq_forward=empty(*keys, dtype=p.work_dtype),
+        dk_forward=empty(*keys, dtype=p.work_dtype),
+        dk_back=empty(*keys, dtype=p.work_dtype),
+        dA=empty(*square, dtype=p.work_dtype),
+        D=empty(*square, dtype=p.work_dtype),
+        diagonal=empty(p.B, p.T, p.HV),
+        through=empty(p.slots, p.HV, p.K),
+    )
+
+
+def _contract(p: Plan, x: Saved, where: _Chunks, do: Tensor, dr: Tensor, dstates: Tensor, out: Contracted) -> Launch:
+    arguments = {
         "p_starts": where.starts,
         "p_ends": where.ends,
+        "p_rho": x.rho,
         "p_y": x.y,
         "p_do": do,
         "p_dr": dr,
-        "p_duy": duy,
         "p_states": x.states,
         "p_dstates": dstates,
+        "T": p.T,
+        "NC": p.NC,
+        "HV": p.HV,
+        "K": p.K,
         "V": p.V,
-        "NV": duy.shape[-1],
-        "BV": min(64 if p.split and p.K <= 128 else 32, power_of_two(p.V)),
+        "BK": power_of_two(p.K),
+        "BV": min(128 if p.split and p.K <= 128 else 32, power_of_two(p.V)),
+        "C": p.C,
+        "DOT": _dot(p.dtype),
+        "PACKED": p.packed,
     }
+    arguments |= {f"p_{name}": tensor for name, tensor in out._asdict().items()}
+    return Launch(contract_kernel, (p.slots, p.HV), arguments, num_warps=8 if p.K > 64 else 4)
+
+
+def _gradient(
+    call: Call, p: Plan, x: Saved, where: _Chunks, contracted: Contracted, duy: Tensor, out: dict[str, Any]
+) -> Launch:
+    arguments = _gate_arguments(call, p) | {"p_starts": where.starts, "p_ends": where.ends, "p_duy": duy}
+    arguments["NV"] = duy.shape[-1]
     read = ("rho", "norms", "q_forward", "k_forward", "k_back", "decay", "end")
     arguments |= {f"p_{name}": getattr(x, name) for name in read}
-    written = ("p_dq", "p_dk", "p_dg", "p_drho", "p_dlog_rate", "p_dbias")
-    arguments |= {name: out[name] for name in written}
+    arguments |= {f"p_{name}": tensor for name, tensor in contracted._asdict().items()}
+    arguments |= {name: out[name] for name in ("p_dq", "p_dk", "p_dg", "p_drho", "p_dlog_rate", "p_dbias")}
     return Launch(gradient_kernel, (p.slots, p.HV), arguments, num_warps=8 if p.K > 64 else 4)
 
 
@@ -451,7 +498,7 @@ def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None)
     if p.num_segments > 1:
         dfinal = _segment_ends(call, p, x, where, do, dfinal)
     dv = torch.empty_like(call.v, memory_format=torch.contiguous_format)
-    duy = torch.empty(p.B, p.T, p.HV, -(-p.V // _value_block(p, p.V)), dtype=torch.float32, device=do.device)
+    duy = torch.empty(p.B, p.T, p.HV, -(-p.V // _reverse_block(p)), dtype=torch.float32, device=do.device)
     dstates = torch.empty_like(x.states)
     dinitial = None
     if call.initial_state is not None:
@@ -459,7 +506,10 @@ def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None)
     outputs = {"p_dv": dv, "p_duy": duy, "p_dstates": dstates}
     _reverse(call, p, x, where, do, dfinal, dinitial, outputs)()
     out = _gradient_outputs(call, p)
-    _gradient(call, p, x, where, do, dv, duy, dstates, out)()
+    contracted = _empty_contracted(call, p)
+    _contract(p, x, where, do, dv, dstates, contracted)()
+    del dstates
+    _gradient(call, p, x, where, contracted, duy, out)()
     _rate(call, p, x, out)()
     if dinitial is not None:
         dinitial = dinitial.unflatten(0, (p.N, -1))[:, 0].contiguous()

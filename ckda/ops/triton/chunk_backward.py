@@ -1,11 +1,12 @@
-"""The chunk form, backward: two kernels, and a small one for dbeta. Notation of ckda/ops/triton/chunk_forward.py; r = v - (k * gamma) S.
+"""The chunk form, backward: three kernels, and a small one for dbeta. Notation of ckda/ops/triton/chunk_forward.py; r = v - (k * gamma) S.
 
 `reverse_kernel` runs over the chunks backwards, with dS the gradient of the state after the chunk:
 
     du = A^T do + (k * Gamma / gamma) dS,     dv = dr = (I + G Diag(rho))^-T (rho du),
     dS' = Gamma dS + (q * gamma)^T do - (k * gamma)^T dr.
 
-`gradient_kernel` (parallel over chunks) finishes everything else. With D_ij = dr_i . y_j (j < i) and dA_ij = do_i . u_j,
+`contract_kernel` and `gradient_kernel` (parallel over chunks) finish everything else, the first what is contracted over the
+values. With D_ij = dr_i . y_j (j < i) and dA_ij = do_i . u_j,
 
     drho_j = du_j . y_j - k_j . X_j,    X_j = sum_i D_ij Diag(gamma_i / gamma_j) k_i,
     dq_i = gamma_i * (S do_i) + sum_j dA_ij (gamma_i / gamma_j) k_j,
@@ -35,7 +36,7 @@ from ckda.ops.triton.tile import (
     unbounded_decays,
 )
 
-__all__ = ["gradient_kernel", "rate_kernel", "reverse_kernel"]
+__all__ = ["contract_kernel", "gradient_kernel", "rate_kernel", "reverse_kernel"]
 
 
 @triton.jit
@@ -136,9 +137,8 @@ def reverse_kernel(
 
 
 @triton.jit
-def _kept_decay(p_decay, o_g, m_tile):
+def _kept_decay(b_decay):
     """(gamma / gamma_a, gamma_a / gamma) [BK, C], signed, from what the forward pass kept."""
-    b_decay = tl.load(p_decay + o_g, mask=m_tile, other=256.0)
     b_sum = tl.abs(b_decay) - 256.0
     b_sign = tl.where(b_decay < 0, -1.0, 1.0)
     return tl.exp2(b_sum) * b_sign, tl.exp2(-b_sum) * b_sign
@@ -181,60 +181,34 @@ def _unbounded_gradients(
 
 
 @triton.jit
-def gradient_kernel(
-    p_q,
-    p_k,
-    p_g,
-    p_beta,
-    p_sign,
-    p_A_log,
-    p_dt_bias,
+def contract_kernel(
     p_starts,
     p_ends,
     p_rho,  # [B * T, HV]
-    p_norms,  # [3, B * T, HV]
-    p_q_forward,  # [B * T, HV, K]
-    p_k_forward,
-    p_k_back,
-    p_decay,  # [B * T, HV, K], where KEEP_DECAY
-    p_end,  # [B * NC, HV, K]
     p_y,  # [B * T, HV, V]
     p_do,  # [B * T, HV, V]
     p_dr,  # [B * T, HV, V]
-    p_duy,  # [B * T, HV, NV]
     p_states,  # [B * NC, HV, V, K]
     p_dstates,  # [B * NC, HV, V, K]
-    p_dq,  # out [B * T, HV, K]
-    p_dk,  # out [B * T, HV, K]
-    p_dg,  # out [B * T, HV, K]
-    p_drho,  # out float32 [B * T, HV]
-    p_dlog_rate,  # out float32 [B * NC, HV, K] the chunk's part of dA_log, where HAS_A_LOG
-    p_dbias,  # out float32 [B * NC, HV, K] the chunk's part of ddt_bias, where HAS_DT_BIAS
+    p_dq_forward,  # out [B * T, HV, K] S* do
+    p_dk_forward,  # out [B * T, HV, K] -S* dr
+    p_dk_back,  # out [B * T, HV, K] dS* u
+    p_dA,  # out [B * T, HV, C] strictly lower
+    p_D,  # out [B * T, HV, C] strictly lower
+    p_diagonal,  # out float32 [B * T, HV] dA_ii
+    p_through,  # out float32 [B * NC, HV, K] sum_V S* dS*
     T,
     NC,
-    TOKENS,  # B * T
-    scale,
-    H: tl.constexpr,
     HV: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
-    NV: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
     C: tl.constexpr,
-    GATE: tl.constexpr,
-    SIGNED: tl.constexpr,
-    HAS_A_LOG: tl.constexpr,
-    HAS_DT_BIAS: tl.constexpr,
-    NORMALIZE: tl.constexpr,
-    BETA_RANGE: tl.constexpr,
-    BOUNDED: tl.constexpr,
-    WIDE: tl.constexpr,
-    KEEP_DECAY: tl.constexpr,
     DOT: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """All gradients of a chunk but dv, which is dr."""
+    """What of a chunk's gradients is contracted over the values."""
     i_chunk, i_hv = tl.program_id(0), tl.program_id(1)
     begin, end = chunk_place(i_chunk, p_starts, p_ends, T, NC, C, PACKED)
     b_index = tl.arange(0, C)
@@ -243,17 +217,13 @@ def gradient_kernel(
     b_line = b_index * HV
     b_channel = tl.arange(0, BK)
     m_channel = b_channel < K
-    m_tile = m_channel[:, None] & m_token[None, :]
-    o_g = b_line[None, :] * K + b_channel[:, None]
     b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
-
-    # what is contracted over the values
     b_D = tl.zeros([C, C], tl.float32)
     b_dA = tl.zeros([C, C], tl.float32)
     b_dq = tl.zeros([BK, C], tl.float32)
     b_dk = tl.zeros([BK, C], tl.float32)
     b_dk_end = tl.zeros([BK, C], tl.float32)
-    b_through = tl.zeros([BK], tl.float32)  # what spans the whole chunk, of the gradient of log|alpha|
+    b_through = tl.zeros([BK], tl.float32)
     b_diagonal = tl.zeros([C], tl.float32)
     o_slot = (i_chunk * HV + i_hv).to(tl.int64) * (K * V)
     p_states += o_slot
@@ -280,25 +250,120 @@ def gradient_kernel(
         b_through += tl.sum(b_S.to(tl.float32) * b_dS.to(tl.float32), 1)
     m_lower = b_index[:, None] > b_index[None, :]
     b_D, b_dA = tl.where(m_lower, b_D, 0.0), tl.where(m_lower, b_dA, 0.0)
+    m_tile = m_channel[:, None] & m_token[None, :]
+    o_g = b_line[None, :] * K + b_channel[:, None]
+    tl.store(p_dq_forward + line * K + o_g, b_dq, mask=m_tile)
+    tl.store(p_dk_forward + line * K + o_g, b_dk, mask=m_tile)
+    tl.store(p_dk_back + line * K + o_g, b_dk_end, mask=m_tile)
+    o_square = line * C + b_line[:, None] * C + b_index[None, :]
+    tl.store(p_dA + o_square, b_dA, mask=m_token[:, None])
+    tl.store(p_D + o_square, b_D, mask=m_token[:, None])
+    tl.store(p_diagonal + line + b_line, b_diagonal, mask=m_token)
+    tl.store(p_through + (i_chunk * HV + i_hv).to(tl.int64) * K + b_channel, b_through, mask=m_channel)
+
+
+@triton.jit
+def gradient_kernel(
+    p_q,
+    p_k,
+    p_g,
+    p_beta,
+    p_sign,
+    p_A_log,
+    p_dt_bias,
+    p_starts,
+    p_ends,
+    p_rho,  # [B * T, HV]
+    p_norms,  # [3, B * T, HV]
+    p_q_forward,  # [B * T, HV, K]
+    p_k_forward,
+    p_k_back,
+    p_decay,  # [B * T, HV, K], where KEEP_DECAY
+    p_end,  # [B * NC, HV, K]
+    p_dq_forward,  # [B * T, HV, K]
+    p_dk_forward,
+    p_dk_back,
+    p_dA,  # [B * T, HV, C]
+    p_D,  # [B * T, HV, C]
+    p_diagonal,  # [B * T, HV]
+    p_through,  # [B * NC, HV, K]
+    p_duy,  # [B * T, HV, NV]
+    p_dq,  # out [B * T, HV, K]
+    p_dk,  # out [B * T, HV, K]
+    p_dg,  # out [B * T, HV, K]
+    p_drho,  # out float32 [B * T, HV]
+    p_dlog_rate,  # out float32 [B * NC, HV, K] the chunk's part of dA_log, where HAS_A_LOG
+    p_dbias,  # out float32 [B * NC, HV, K] the chunk's part of ddt_bias, where HAS_DT_BIAS
+    T,
+    NC,
+    TOKENS,  # B * T
+    scale,
+    H: tl.constexpr,
+    HV: tl.constexpr,
+    K: tl.constexpr,
+    NV: tl.constexpr,
+    BK: tl.constexpr,
+    C: tl.constexpr,
+    GATE: tl.constexpr,
+    SIGNED: tl.constexpr,
+    HAS_A_LOG: tl.constexpr,
+    HAS_DT_BIAS: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    BETA_RANGE: tl.constexpr,
+    BOUNDED: tl.constexpr,
+    WIDE: tl.constexpr,
+    KEEP_DECAY: tl.constexpr,
+    DOT: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    """All gradients of a chunk but dv, which is dr."""
+    i_chunk, i_hv = tl.program_id(0), tl.program_id(1)
+    begin, end = chunk_place(i_chunk, p_starts, p_ends, T, NC, C, PACKED)
+    b_index = tl.arange(0, C)
+    m_token = b_index < (end - begin).to(tl.int32)
+    line = begin * HV + i_hv  # the first token's row of [B * T, HV]
+    b_line = b_index * HV
+    b_channel = tl.arange(0, BK)
+    m_channel = b_channel < K
+    m_tile = m_channel[:, None] & m_token[None, :]
+    o_g = b_line[None, :] * K + b_channel[:, None]
+    b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
+
+    # all loads first: none waits for another
+    b_kb = tl.load(p_k_back + line * K + o_g, mask=m_tile, other=0.0)
+    b_kf = tl.load(p_k_forward + line * K + o_g, mask=m_tile, other=0.0)
+    b_qf = tl.load(p_q_forward + line * K + o_g, mask=m_tile, other=0.0)
+    o_square = line * C + b_line[:, None] * C + b_index[None, :]
+    b_D = tl.load(p_D + o_square, mask=m_token[:, None], other=0.0)
+    b_dA = tl.load(p_dA + o_square, mask=m_token[:, None], other=0.0)
+    b_dk = tl.load(p_dk_forward + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)
+    b_dk_end = tl.load(p_dk_back + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)
+    b_dq = tl.load(p_dq_forward + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)
+    if KEEP_DECAY:
+        b_decay = tl.load(p_decay + line * K + o_g, mask=m_tile, other=256.0)
+    b_g = tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0)
+    o_slot = (i_chunk * HV + i_hv).to(tl.int64) * K + b_channel
+    b_through = tl.load(p_through + o_slot, mask=m_channel, other=0.0)
+    b_diagonal = tl.load(p_diagonal + line + b_line, mask=m_token, other=0.0)
+    b_drho = tl.zeros([C], tl.float32)
+    for i in tl.static_range(NV):
+        b_drho += tl.load(p_duy + line * NV + b_line * NV + i, mask=m_token, other=0.0)
 
     if BOUNDED:
         # A pair counts once as a row and once as a column of the gates' gradient, and in the sum over tokens the two must cancel:
         # so both are made of the same rounded factors.
-        b_kb = tl.load(p_k_back + line * K + o_g, mask=m_tile, other=0.0)
         b_through += tl.sum(b_kb.to(tl.float32) * b_dk_end, 1)
         b_kb_rho = operand(b_kb.to(tl.float32) * b_rho[None, :], DOT)
         b_dq += dot(b_kb, tl.trans(b_dA), DOT)
         b_dk -= dot(b_kb_rho, tl.trans(b_D), DOT)
-        b_qf = tl.load(p_q_forward + line * K + o_g, mask=m_tile, other=0.0)
         b_dk_end += dot(b_qf, b_dA, DOT)
-        b_kf = tl.load(p_k_forward + line * K + o_g, mask=m_tile, other=0.0)
         b_column = dot(b_kf, b_D, DOT)
         b_kX = tl.sum(b_kb.to(tl.float32) * b_column, 0)
         b_dlog = b_qf.to(tl.float32) * b_dq + b_kf.to(tl.float32) * b_dk
         b_dlog += b_kb_rho.to(tl.float32) * b_column - b_kb.to(tl.float32) * b_dk_end
         b_dk_end -= b_rho[None, :] * b_column
         if KEEP_DECAY:
-            b_forward, b_back = _kept_decay(p_decay + line * K, o_g, m_tile)
+            b_forward, b_back = _kept_decay(b_decay)
             b_q, b_k = b_qf.to(tl.float32) * b_back, b_kb.to(tl.float32) * b_forward
         else:
             b_q, b_k, _, _, _, b_log, b_negative = load_chunk(
@@ -317,15 +382,11 @@ def gradient_kernel(
         b_dq, b_dk, b_dlog, b_reach, b_kX = _unbounded_gradients(
             b_q, b_k, b_log, b_negative, b_dA, b_D, b_rho, b_dq, b_dk, b_dk_end, C, BK, DOT
         )
-        b_through *= tl.load(p_end + (i_chunk * HV + i_hv).to(tl.int64) * K + b_channel, mask=m_channel, other=0.0)
-        b_through += b_reach
+        b_through = b_through * tl.load(p_end + o_slot, mask=m_channel, other=0.0) + b_reach
     b_dlog = token_sums(b_dlog, tl.where(b_index[:, None] >= b_index[None, :], 1.0, 0.0), DOT, True) + b_through[:, None]
     b_dk += b_diagonal[None, :] * b_q
     b_dq += b_diagonal[None, :] * b_k
-    b_drho = -b_kX
-    for i in tl.static_range(NV):
-        b_drho += tl.load(p_duy + line * NV + b_line * NV + i, mask=m_token, other=0.0)
-    tl.store(p_drho + line + b_line, b_drho, mask=m_token)
+    tl.store(p_drho + line + b_line, b_drho - b_kX, mask=m_token)
 
     # norm and gate
     if NORMALIZE:
@@ -338,15 +399,13 @@ def gradient_kernel(
         b_dq *= scale
     tl.store(p_dq + line * K + o_g, b_dq, mask=m_tile)
     tl.store(p_dk + line * K + o_g, b_dk, mask=m_tile)
-    b_g = tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)
     b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, K, BK, HAS_A_LOG, HAS_DT_BIAS)
-    b_dg, b_dlog_rate = gate_gradient(b_dlog, b_g, b_rate, b_bias, GATE)
+    b_dg, b_dlog_rate = gate_gradient(b_dlog, b_g.to(tl.float32), b_rate, b_bias, GATE)
     tl.store(p_dg + line * K + o_g, b_dg, mask=m_tile)
-    o_part = (i_chunk * HV + i_hv).to(tl.int64) * K + b_channel
     if HAS_A_LOG:
-        tl.store(p_dlog_rate + o_part, tl.sum(tl.where(m_tile, b_dlog_rate, 0.0), 1), mask=m_channel)
+        tl.store(p_dlog_rate + o_slot, tl.sum(tl.where(m_tile, b_dlog_rate, 0.0), 1), mask=m_channel)
     if HAS_DT_BIAS:
-        tl.store(p_dbias + o_part, tl.sum(tl.where(m_tile, b_dg, 0.0), 1), mask=m_channel)
+        tl.store(p_dbias + o_slot, tl.sum(tl.where(m_tile, b_dg, 0.0), 1), mask=m_channel)
 
 
 @triton.jit
