@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ckda.ops.call import Call, Gradients
-from ckda.ops.triton.chunk_backward import contract_kernel, gradient_kernel, rate_kernel, reverse_kernel
+from ckda.ops.triton.chunk_backward import gradient_kernel, rate_kernel, reverse_kernel
 from ckda.ops.triton.chunk_forward import intra_kernel, solver_kernel, state_kernel
 from ckda.ops.triton.launch import Launch, power_of_two
 from ckda.ops.triton.recurrent import assemble
@@ -166,6 +166,7 @@ class Saved(NamedTuple):
     k_forward: Tensor
     k_back: Tensor
     A: Tensor  #: [B, T, HV, C]
+    G: Tensor  #: float32 [B, T, HV, C]
     solver: Tensor  #: [B, T, HV, C] float32, or the high half
     solver_low: Tensor  #: [B, T, HV, C] the low half; empty where the solver is float32
     rho: Tensor  #: float32 [B, T, HV]
@@ -191,6 +192,7 @@ def _empty_saved(call: Call, p: Plan) -> Saved:
         k_forward=empty(*keys, dtype=p.work_dtype),
         k_back=empty(*keys, dtype=p.work_dtype),
         A=empty(*square, dtype=p.dtype),
+        G=empty(*square, dtype=f32),
         solver=empty(*square, dtype=p.work_dtype),
         solver_low=empty(*(square if p.split else (0,)), dtype=p.work_dtype),
         rho=empty(p.B, p.T, p.HV, dtype=f32),
@@ -238,16 +240,17 @@ def _state_arguments(p: Plan, x: Saved, where: _Chunks, call: Call) -> dict[str,
     }
 
 
-def _intra(call: Call, p: Plan, x: Saved, where: _Chunks, N: Tensor) -> Launch:
-    arguments = _gate_arguments(call, p) | {"p_starts": where.starts, "p_ends": where.ends, "p_N": N}
-    made = ("q_forward", "k_forward", "k_back", "A", "rho", "norms", "decay", "start", "end")
+def _intra(call: Call, p: Plan, x: Saved, where: _Chunks) -> Launch:
+    arguments = _gate_arguments(call, p) | {"p_starts": where.starts, "p_ends": where.ends}
+    made = ("q_forward", "k_forward", "k_back", "A", "G", "rho", "norms", "decay", "start", "end")
     outputs = {f"p_{name}": getattr(x, name) for name in made}
     return Launch(intra_kernel, (p.slots, p.HV), arguments | outputs, num_warps=4)
 
 
-def _solver(p: Plan, x: Saved, where: _Chunks, N: Tensor) -> Launch:
+def _solver(p: Plan, x: Saved, where: _Chunks) -> Launch:
     arguments = {
-        "p_N": N,
+        "p_G": x.G,
+        "p_rho": x.rho,
         "p_starts": where.starts,
         "p_ends": where.ends,
         "p_solver": x.solver,
@@ -316,16 +319,15 @@ def launches(call: Call) -> list[Launch]:
     x, where = _empty_saved(call, p), _chunks(call, p)
     o, state = torch.empty_like(call.v), call.zero_state()
     duy = torch.empty(p.B, p.T, p.HV, -(-p.V // _reverse_block(p)))
-    out, contracted = _gradient_outputs(call, p), _empty_contracted(call, p)
+    out = _gradient_outputs(call, p)
     reverse = {"p_dv": o, "p_duy": duy, "p_dstates": x.states}
     return [
-        _intra(call, p, x, where, x.A.float()),
-        _solver(p, x, where, x.A.float()),
+        _intra(call, p, x, where),
+        _solver(p, x, where),
         _state(call, p, x, where, state, o, state),
         _state(call, p, x, where, None, None, x.transitions, "transition"),
         _reverse(call, p, x, where, o, state, state, reverse),
-        _contract(p, x, where, o, o, x.states, contracted),
-        _gradient(call, p, x, where, contracted, duy, out),
+        _gradient(call, p, x, where, o, o, o, duy, x.states, out),
         _rate(call, p, x, out),
     ]
 
@@ -334,16 +336,14 @@ def forward(call: Call) -> tuple[Tensor, Tensor, list[Tensor]]:
     """o [B, T, HV, V], the final state [N, HV, K, V], and what :func:`backward` reads again."""
     p = plan(call)
     x, where = _empty_saved(call, p), _chunks(call, p)
-    N = torch.empty_like(x.A, dtype=torch.float32)
-    _intra(call, p, x, where, N)()
-    _solver(p, x, where, N)()
-    del N
+    _intra(call, p, x, where)()
+    _solver(p, x, where)()
     initial = None if call.initial_state is None else call.start_state().contiguous()
     if p.num_segments > 1:
         initial, transitions = _segment_starts(call, p, x, where)
         x.transitions.copy_(transitions[:, 1:])
-    o = torch.empty_like(call.v, memory_format=torch.contiguous_format)
     final = call.v.new_empty(p.N * p.num_segments, p.HV, p.K, p.V, dtype=torch.float32)
+    o = torch.empty_like(call.v, memory_format=torch.contiguous_format)
     _state(call, p, x, where, initial, o, final)()
     return o, final.unflatten(0, (p.N, -1))[:, -1], [*x]
 
@@ -386,69 +386,40 @@ def _segment_ends(call: Call, p: Plan, x: Saved, where: _Chunks, do: Tensor, dfi
     return backwards.flip(1).flatten(0, 1).contiguous()
 
 
-class Contracted(NamedTuple):
-    """What :func:`contract_kernel` leaves for :func:`gradient_kernel`."""
-
-    dq_forward: Tensor  #: [B, T, HV, K]
-    dk_forward: Tensor
-    dk_back: Tensor
-    dA: Tensor  #: [B, T, HV, C]
-    D: Tensor
-    diagonal: Tensor  #: float32 [B, T, HV]
-    through: Tensor  #: float32 [slots, HV, K]
-
-
-def _empty_contracted(call: Call, p: Plan) -> Contracted:
-    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=call.v.device)
-
-    keys, square = (p.B, p.T, p.HV, p.K), (p.B, p.T, p.HV, p.C)
-    return Contracted(
-        dq_forward=empty(*keys, dtype=p.work_dtype),
-        dk_forward=empty(*keys, dtype=p.work_dtype),
-        dk_back=empty(*keys, dtype=p.work_dtype),
-        dA=empty(*square, dtype=p.work_dtype),
-        D=empty(*square, dtype=p.work_dtype),
-        diagonal=empty(p.B, p.T, p.HV),
-        through=empty(p.slots, p.HV, p.K),
-    )
-
-
-def _contract(p: Plan, x: Saved, where: _Chunks, do: Tensor, dr: Tensor, dstates: Tensor, out: Contracted) -> Launch:
-    arguments = {
+def _gradient(
+    call: Call,
+    p: Plan,
+    x: Saved,
+    where: _Chunks,
+    o: Tensor,
+    do: Tensor,
+    dr: Tensor,
+    duy: Tensor,
+    dstates: Tensor,
+    out: dict[str, Any],
+) -> Launch:
+    arguments = _gate_arguments(call, p)
+    for name in ("p_beta", "BETA_RANGE"):
+        del arguments[name]
+    BK = min(64, power_of_two(p.K))
+    arguments |= {
+        "p_v": call.v.contiguous(),
         "p_starts": where.starts,
         "p_ends": where.ends,
-        "p_rho": x.rho,
-        "p_y": x.y,
+        "p_o": o,
         "p_do": do,
         "p_dr": dr,
-        "p_states": x.states,
+        "p_duy": duy,
         "p_dstates": dstates,
-        "T": p.T,
-        "NC": p.NC,
-        "HV": p.HV,
-        "K": p.K,
         "V": p.V,
-        "BK": power_of_two(p.K),
-        "BV": min(128 if p.split and p.K <= 128 else 32, power_of_two(p.V)),
-        "C": p.C,
-        "DOT": _dot(p.dtype),
-        "PACKED": p.packed,
+        "NV": duy.shape[-1],
+        "BK": BK,
+        "BV": min(64 if p.split else 32, power_of_two(p.V)),
     }
-    arguments |= {f"p_{name}": tensor for name, tensor in out._asdict().items()}
-    return Launch(contract_kernel, (p.slots, p.HV), arguments, num_warps=8 if p.K > 64 else 4)
-
-
-def _gradient(
-    call: Call, p: Plan, x: Saved, where: _Chunks, contracted: Contracted, duy: Tensor, out: dict[str, Any]
-) -> Launch:
-    arguments = _gate_arguments(call, p) | {"p_starts": where.starts, "p_ends": where.ends, "p_duy": duy}
-    arguments["NV"] = duy.shape[-1]
-    read = ("rho", "norms", "q_forward", "k_forward", "k_back", "decay", "end")
+    read = ("G", "rho", "norms", "q_forward", "k_forward", "k_back", "decay", "end", "y", "states")
     arguments |= {f"p_{name}": getattr(x, name) for name in read}
-    arguments |= {f"p_{name}": tensor for name, tensor in contracted._asdict().items()}
     arguments |= {name: out[name] for name in ("p_dq", "p_dk", "p_dg", "p_drho", "p_dlog_rate", "p_dbias")}
-    return Launch(gradient_kernel, (p.slots, p.HV), arguments, num_warps=8 if p.K > 64 else 4)
+    return Launch(gradient_kernel, (-(-p.K // BK), p.slots, p.HV), arguments, num_warps=4)
 
 
 _RATE_BLOCK = 1024
@@ -491,8 +462,12 @@ def _gradient_outputs(call: Call, p: Plan) -> dict[str, Any]:
 
 
 def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None) -> Gradients:
-    """Gradients of everything :class:`Gradients` names, from do [B, T, HV, V] and dfinal [N, HV, K, V] or None."""
-    p, x = plan(call), Saved(*saved)
+    """Gradients of everything :class:`Gradients` names, from do [B, T, HV, V] and dfinal [N, HV, K, V] or None.
+
+    The last of `saved` is o.
+    """
+    *kept, o = saved
+    p, x = plan(call), Saved(*kept)
     where, do = _chunks(call, p), do.contiguous()
     dfinal = None if dfinal is None else dfinal.float().contiguous()
     if p.num_segments > 1:
@@ -506,10 +481,7 @@ def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None)
     outputs = {"p_dv": dv, "p_duy": duy, "p_dstates": dstates}
     _reverse(call, p, x, where, do, dfinal, dinitial, outputs)()
     out = _gradient_outputs(call, p)
-    contracted = _empty_contracted(call, p)
-    _contract(p, x, where, do, dv, dstates, contracted)()
-    del dstates
-    _gradient(call, p, x, where, contracted, duy, out)()
+    _gradient(call, p, x, where, o, do, dv, duy, dstates, out)()
     _rate(call, p, x, out)()
     if dinitial is not None:
         dinitial = dinitial.unflatten(0, (p.N, -1))[:, 0].contiguous()

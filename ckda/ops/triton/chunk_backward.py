@@ -1,14 +1,13 @@
-"""The chunk form, backward: three kernels, and a small one for dbeta. Notation of ckda/ops/triton/chunk_forward.py; r = v - (k * gamma) S.
+"""The chunk form, backward: two kernels, and a small one for dbeta. Notation of ckda/ops/triton/chunk_forward.py; r = v - (k * gamma) S.
 
 `reverse_kernel` runs over the chunks backwards, with dS the gradient of the state after the chunk:
 
     du = A^T do + (k * Gamma / gamma) dS,     dv = dr = (I + G Diag(rho))^-T (rho du),
     dS' = Gamma dS + (q * gamma)^T do - (k * gamma)^T dr.
 
-`contract_kernel` and `gradient_kernel` (parallel over chunks) finish everything else, the first what is contracted over the
-values. With D_ij = dr_i . y_j (j < i) and dA_ij = do_i . u_j,
+`gradient_kernel` (parallel over chunks and blocks of channels) finishes everything else. With D_ij = dr_i . y_j (j < i) and dA_ij = do_i . u_j,
 
-    drho_j = du_j . y_j - k_j . X_j,    X_j = sum_i D_ij Diag(gamma_i / gamma_j) k_i,
+    drho_j = du_j . y_j - sum_i G_ij D_ij,    X_j = sum_i D_ij Diag(gamma_i / gamma_j) k_i,
     dq_i = gamma_i * (S do_i) + sum_j dA_ij (gamma_i / gamma_j) k_j,
     dk_i = - gamma_i * (S dr_i) - sum_j D_ij rho_j (gamma_i / gamma_j) k_j                      (k_i as a row)
            + sum_l dA_li (gamma_l / gamma_i) q_l - rho_i X_i + (Gamma / gamma_i) * (dS u_i)     (k_i as a column),
@@ -21,7 +20,7 @@ learning rate and of the norm follow on the same tiles, and each gradient is wri
 import triton
 import triton.language as tl
 
-from ckda.ops.triton.chunk_forward import head_gate, load_chunk, sequence_place
+from ckda.ops.triton.chunk_forward import head_gate, load_gate, sequence_place
 from ckda.ops.triton.tile import (
     at_token,
     bounded_decays,
@@ -36,7 +35,7 @@ from ckda.ops.triton.tile import (
     unbounded_decays,
 )
 
-__all__ = ["contract_kernel", "gradient_kernel", "rate_kernel", "reverse_kernel"]
+__all__ = ["gradient_kernel", "rate_kernel", "reverse_kernel"]
 
 
 @triton.jit
@@ -149,14 +148,13 @@ def _unbounded_gradients(
     b_q, b_k, b_log, b_negative, b_dA, b_D, b_rho, b_dq_start, b_dk_start, b_dk_end,
     C: tl.constexpr, BK: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """dq, dk, the gradient of cumulative log|alpha|, that of the keys that reach the chunk's end, and k . X, pair by pair."""
+    """dq, dk, the gradient of cumulative log|alpha|, and that of the keys that reach the chunk's end, pair by pair."""
     b_gamma, b_to_end, b_sign = unbounded_decays(b_log, b_negative, C, DOT)
     b_index = tl.arange(0, C)
     b_cum = tl.cumsum(b_log, 1)
     b_dq = tl.zeros([BK, C], tl.float32)
     b_dk = tl.zeros([BK, C], tl.float32)
     b_dk_column = tl.zeros([BK, C], tl.float32)
-    b_kX = tl.zeros([C], tl.float32)
     for j in range(C):
         m_later = b_index[None, :] > j
         b_decay = tl.exp2(tl.where(m_later, b_cum - at_token(b_cum, j, C)[:, None], 0.0).to(tl.float32))
@@ -171,108 +169,26 @@ def _unbounded_gradients(
         b_X = tl.sum(b_D_j * b_k * b_decay, 1)
         b_column = tl.sum(b_dA_j * b_q * b_decay, 1) - b_rho_j * b_X
         b_dk_column = tl.where(b_index[None, :] == j, b_column[:, None], b_dk_column)
-        b_kX = tl.where(b_index == j, tl.sum(b_k_j * b_X, 0), b_kX)
     b_dq += b_gamma * b_dq_start
     b_dk += b_gamma * b_dk_start
     b_dk_end *= b_to_end
     b_dk_column += b_dk_end
     b_dlog = b_q * b_dq + b_k * (b_dk - b_dk_column)
-    return b_dq, b_dk + b_dk_column, b_dlog, tl.sum(b_k * b_dk_end, 1), b_kX
-
-
-@triton.jit
-def contract_kernel(
-    p_starts,
-    p_ends,
-    p_rho,  # [B * T, HV]
-    p_y,  # [B * T, HV, V]
-    p_do,  # [B * T, HV, V]
-    p_dr,  # [B * T, HV, V]
-    p_states,  # [B * NC, HV, V, K]
-    p_dstates,  # [B * NC, HV, V, K]
-    p_dq_forward,  # out [B * T, HV, K] S* do
-    p_dk_forward,  # out [B * T, HV, K] -S* dr
-    p_dk_back,  # out [B * T, HV, K] dS* u
-    p_dA,  # out [B * T, HV, C] strictly lower
-    p_D,  # out [B * T, HV, C] strictly lower
-    p_diagonal,  # out float32 [B * T, HV] dA_ii
-    p_through,  # out float32 [B * NC, HV, K] sum_V S* dS*
-    T,
-    NC,
-    HV: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    C: tl.constexpr,
-    DOT: tl.constexpr,
-    PACKED: tl.constexpr,
-):
-    """What of a chunk's gradients is contracted over the values."""
-    i_chunk, i_hv = tl.program_id(0), tl.program_id(1)
-    begin, end = chunk_place(i_chunk, p_starts, p_ends, T, NC, C, PACKED)
-    b_index = tl.arange(0, C)
-    m_token = b_index < (end - begin).to(tl.int32)
-    line = begin * HV + i_hv  # the first token's row of [B * T, HV]
-    b_line = b_index * HV
-    b_channel = tl.arange(0, BK)
-    m_channel = b_channel < K
-    b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
-    b_D = tl.zeros([C, C], tl.float32)
-    b_dA = tl.zeros([C, C], tl.float32)
-    b_dq = tl.zeros([BK, C], tl.float32)
-    b_dk = tl.zeros([BK, C], tl.float32)
-    b_dk_end = tl.zeros([BK, C], tl.float32)
-    b_through = tl.zeros([BK], tl.float32)
-    b_diagonal = tl.zeros([C], tl.float32)
-    o_slot = (i_chunk * HV + i_hv).to(tl.int64) * (K * V)
-    p_states += o_slot
-    p_dstates += o_slot
-    for v in range(0, V, BV):
-        b_value = v + tl.arange(0, BV)
-        m_value = b_value < V
-        m_out = m_token[:, None] & m_value[None, :]
-        o_value = b_line[:, None] * V + b_value[None, :]
-        b_y = tl.load(p_y + line * V + o_value, mask=m_out, other=0.0)
-        b_do = tl.load(p_do + line * V + o_value, mask=m_out, other=0.0)
-        b_dr = tl.load(p_dr + line * V + o_value, mask=m_out, other=0.0)
-        b_u = (b_y.to(tl.float32) * b_rho[:, None]).to(b_y.dtype)
-        o_state = b_channel[:, None] + b_value[None, :] * K
-        m_state = m_channel[:, None] & m_value[None, :]
-        b_S = tl.load(p_states + o_state, mask=m_state, other=0.0)
-        b_dS = tl.load(p_dstates + o_state, mask=m_state, other=0.0)
-        b_D += dot(b_dr, tl.trans(b_y), DOT)
-        b_dA += dot(b_do, tl.trans(b_u), DOT)
-        b_diagonal += tl.sum(b_do.to(tl.float32) * b_u.to(tl.float32), 1)
-        b_dq += dot(b_S, tl.trans(b_do), DOT)
-        b_dk -= dot(b_S, tl.trans(b_dr), DOT)
-        b_dk_end += dot(b_dS, tl.trans(b_u), DOT)
-        b_through += tl.sum(b_S.to(tl.float32) * b_dS.to(tl.float32), 1)
-    m_lower = b_index[:, None] > b_index[None, :]
-    b_D, b_dA = tl.where(m_lower, b_D, 0.0), tl.where(m_lower, b_dA, 0.0)
-    m_tile = m_channel[:, None] & m_token[None, :]
-    o_g = b_line[None, :] * K + b_channel[:, None]
-    tl.store(p_dq_forward + line * K + o_g, b_dq, mask=m_tile)
-    tl.store(p_dk_forward + line * K + o_g, b_dk, mask=m_tile)
-    tl.store(p_dk_back + line * K + o_g, b_dk_end, mask=m_tile)
-    o_square = line * C + b_line[:, None] * C + b_index[None, :]
-    tl.store(p_dA + o_square, b_dA, mask=m_token[:, None])
-    tl.store(p_D + o_square, b_D, mask=m_token[:, None])
-    tl.store(p_diagonal + line + b_line, b_diagonal, mask=m_token)
-    tl.store(p_through + (i_chunk * HV + i_hv).to(tl.int64) * K + b_channel, b_through, mask=m_channel)
+    return b_dq, b_dk + b_dk_column, b_dlog, tl.sum(b_k * b_dk_end, 1)
 
 
 @triton.jit
 def gradient_kernel(
     p_q,
     p_k,
+    p_v,  # [B * T, HV, V]
     p_g,
-    p_beta,
     p_sign,
     p_A_log,
     p_dt_bias,
     p_starts,
     p_ends,
+    p_G,  # [B * T, HV, C]
     p_rho,  # [B * T, HV]
     p_norms,  # [3, B * T, HV]
     p_q_forward,  # [B * T, HV, K]
@@ -280,14 +196,13 @@ def gradient_kernel(
     p_k_back,
     p_decay,  # [B * T, HV, K], where KEEP_DECAY
     p_end,  # [B * NC, HV, K]
-    p_dq_forward,  # [B * T, HV, K]
-    p_dk_forward,
-    p_dk_back,
-    p_dA,  # [B * T, HV, C]
-    p_D,  # [B * T, HV, C]
-    p_diagonal,  # [B * T, HV]
-    p_through,  # [B * NC, HV, K]
+    p_o,  # [B * T, HV, V]
+    p_y,  # [B * T, HV, V]
+    p_do,  # [B * T, HV, V]
+    p_dr,  # [B * T, HV, V]
     p_duy,  # [B * T, HV, NV]
+    p_states,  # [B * NC, HV, V, K]
+    p_dstates,  # [B * NC, HV, V, K]
     p_dq,  # out [B * T, HV, K]
     p_dk,  # out [B * T, HV, K]
     p_dg,  # out [B * T, HV, K]
@@ -301,111 +216,147 @@ def gradient_kernel(
     H: tl.constexpr,
     HV: tl.constexpr,
     K: tl.constexpr,
+    V: tl.constexpr,
     NV: tl.constexpr,
     BK: tl.constexpr,
+    BV: tl.constexpr,
     C: tl.constexpr,
     GATE: tl.constexpr,
     SIGNED: tl.constexpr,
     HAS_A_LOG: tl.constexpr,
     HAS_DT_BIAS: tl.constexpr,
     NORMALIZE: tl.constexpr,
-    BETA_RANGE: tl.constexpr,
     BOUNDED: tl.constexpr,
     WIDE: tl.constexpr,
     KEEP_DECAY: tl.constexpr,
     DOT: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """All gradients of a chunk but dv, which is dr."""
-    i_chunk, i_hv = tl.program_id(0), tl.program_id(1)
+    """All gradients of BK channels of a chunk but dv, which is dr. No channel waits for another."""
+    i_chunk, i_hv, i_k = tl.program_id(1), tl.program_id(2), tl.program_id(0)
     begin, end = chunk_place(i_chunk, p_starts, p_ends, T, NC, C, PACKED)
     b_index = tl.arange(0, C)
     m_token = b_index < (end - begin).to(tl.int32)
     line = begin * HV + i_hv  # the first token's row of [B * T, HV]
     b_line = b_index * HV
-    b_channel = tl.arange(0, BK)
+    b_channel = i_k * BK + tl.arange(0, BK)
     m_channel = b_channel < K
     m_tile = m_channel[:, None] & m_token[None, :]
     o_g = b_line[None, :] * K + b_channel[:, None]
+    o_slot = (i_chunk * HV + i_hv).to(tl.int64)
     b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
 
-    # all loads first: none waits for another
-    b_kb = tl.load(p_k_back + line * K + o_g, mask=m_tile, other=0.0)
-    b_kf = tl.load(p_k_forward + line * K + o_g, mask=m_tile, other=0.0)
-    b_qf = tl.load(p_q_forward + line * K + o_g, mask=m_tile, other=0.0)
-    o_square = line * C + b_line[:, None] * C + b_index[None, :]
-    b_D = tl.load(p_D + o_square, mask=m_token[:, None], other=0.0)
-    b_dA = tl.load(p_dA + o_square, mask=m_token[:, None], other=0.0)
-    b_dk = tl.load(p_dk_forward + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)
-    b_dk_end = tl.load(p_dk_back + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)
-    b_dq = tl.load(p_dq_forward + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)
-    if KEEP_DECAY:
-        b_decay = tl.load(p_decay + line * K + o_g, mask=m_tile, other=256.0)
-    b_g = tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0)
-    o_slot = (i_chunk * HV + i_hv).to(tl.int64) * K + b_channel
-    b_through = tl.load(p_through + o_slot, mask=m_channel, other=0.0)
-    b_diagonal = tl.load(p_diagonal + line + b_line, mask=m_token, other=0.0)
-    b_drho = tl.zeros([C], tl.float32)
-    for i in tl.static_range(NV):
-        b_drho += tl.load(p_duy + line * NV + b_line * NV + i, mask=m_token, other=0.0)
+    # what is contracted over the values
+    b_D = tl.zeros([C, C], tl.float32)
+    b_dA = tl.zeros([C, C], tl.float32)
+    b_dq = tl.zeros([BK, C], tl.float32)
+    b_dk = tl.zeros([BK, C], tl.float32)
+    b_dk_end = tl.zeros([BK, C], tl.float32)
+    b_through = tl.zeros([BK], tl.float32)  # what spans the whole chunk, of the gradient of log|alpha|
+    b_diagonal = tl.zeros([C], tl.float32)
+    b_q_dq = tl.zeros([C], tl.float32)
+    b_k_dk = tl.zeros([C], tl.float32)
+    for v in range(0, V, BV):
+        b_value = v + tl.arange(0, BV)
+        m_value = b_value < V
+        m_out = m_token[:, None] & m_value[None, :]
+        o_value = line * V + b_line[:, None] * V + b_value[None, :]
+        b_y = tl.load(p_y + o_value, mask=m_out, other=0.0)
+        b_do = tl.load(p_do + o_value, mask=m_out, other=0.0)
+        b_dr = tl.load(p_dr + o_value, mask=m_out, other=0.0)
+        o_state = b_channel[:, None] + b_value[None, :] * K
+        m_state = m_channel[:, None] & m_value[None, :]
+        b_S = tl.load(p_states + o_slot * (K * V) + o_state, mask=m_state, other=0.0)
+        b_dS = tl.load(p_dstates + o_slot * (K * V) + o_state, mask=m_state, other=0.0)
+        b_wide_y, b_wide_do = b_y.to(tl.float32), b_do.to(tl.float32)
+        b_u = (b_wide_y * b_rho[:, None]).to(b_y.dtype)
+        b_diagonal += tl.sum(b_wide_do * b_u.to(tl.float32), 1)
+        if NORMALIZE:
+            b_q_dq += tl.sum(b_wide_do * tl.load(p_o + o_value, mask=m_out, other=0.0).to(tl.float32), 1)
+            b_v = tl.load(p_v + o_value, mask=m_out, other=0.0).to(tl.float32)
+            b_k_dk += tl.sum(b_dr.to(tl.float32) * (2.0 * b_wide_y - b_v), 1)
+        b_D += dot(b_dr, tl.trans(b_y), DOT)
+        b_dA += dot(b_do, tl.trans(b_u), DOT)
+        b_dq += dot(b_S, tl.trans(b_do), DOT)
+        b_dk -= dot(b_S, tl.trans(b_dr), DOT)
+        b_dk_end += dot(b_dS, tl.trans(b_u), DOT)
+        b_through += tl.sum(b_S.to(tl.float32) * b_dS.to(tl.float32), 1)
+    m_lower = b_index[:, None] > b_index[None, :]
+    b_D, b_dA = tl.where(m_lower, b_D, 0.0), tl.where(m_lower, b_dA, 0.0)
+    if i_k == 0:
+        b_G = tl.load(p_G + line * C + b_line[:, None] * C + b_index[None, :], mask=m_token[:, None], other=0.0)
+        b_drho = -tl.sum(b_G * b_D, 0)
+        for i in tl.static_range(NV):
+            b_drho += tl.load(p_duy + line * NV + b_line * NV + i, mask=m_token, other=0.0)
+        tl.store(p_drho + line + b_line, b_drho, mask=m_token)
 
+    if KEEP_DECAY:
+        b_forward, b_back = _kept_decay(tl.load(p_decay + line * K + o_g, mask=m_tile, other=256.0))
+    else:
+        o_k = (begin * H + i_hv // (HV // H)) * K + b_index[None, :] * (H * K) + b_channel[:, None]
+        b_q, b_k = tl.load(p_q + o_k, mask=m_tile, other=0.0), tl.load(p_k + o_k, mask=m_tile, other=0.0)
+        if NORMALIZE:
+            b_inverse = tl.load(p_norms + line + b_line, mask=m_token, other=0.0) * scale
+            b_q = (b_q.to(tl.float32) * b_inverse[None, :]).to(b_q.dtype)
+            b_inverse = tl.load(p_norms + TOKENS.to(tl.int64) * HV + line + b_line, mask=m_token, other=0.0)
+            b_k = (b_k.to(tl.float32) * b_inverse[None, :]).to(b_k.dtype)
+        else:
+            b_q = (b_q.to(tl.float32) * scale).to(b_q.dtype)
+        b_q, b_k = b_q.to(tl.float32), b_k.to(tl.float32)
+        b_log, b_negative = load_gate(
+            p_g, p_sign, p_A_log, p_dt_bias, line * K + o_g, m_tile, i_hv, b_channel,
+            K, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, WIDE,
+        )  # fmt: skip
+        if BOUNDED:
+            b_sum, b_sign, _, _ = bounded_decays(b_log, b_negative, C, DOT, WIDE)
+            b_forward, b_back = tl.exp2(b_sum) * b_sign, tl.exp2(-b_sum) * b_sign
     if BOUNDED:
         # A pair counts once as a row and once as a column of the gates' gradient, and in the sum over tokens the two must cancel:
         # so both are made of the same rounded factors.
+        b_kb = tl.load(p_k_back + line * K + o_g, mask=m_tile, other=0.0)
+        b_qf = tl.load(p_q_forward + line * K + o_g, mask=m_tile, other=0.0)
+        b_kf = tl.load(p_k_forward + line * K + o_g, mask=m_tile, other=0.0)
+        if KEEP_DECAY:
+            b_q, b_k = b_qf.to(tl.float32) * b_back, b_kb.to(tl.float32) * b_forward
         b_through += tl.sum(b_kb.to(tl.float32) * b_dk_end, 1)
         b_kb_rho = operand(b_kb.to(tl.float32) * b_rho[None, :], DOT)
-        b_dq += dot(b_kb, tl.trans(b_dA), DOT)
         b_dk -= dot(b_kb_rho, tl.trans(b_D), DOT)
-        b_dk_end += dot(b_qf, b_dA, DOT)
         b_column = dot(b_kf, b_D, DOT)
-        b_kX = tl.sum(b_kb.to(tl.float32) * b_column, 0)
-        b_dlog = b_qf.to(tl.float32) * b_dq + b_kf.to(tl.float32) * b_dk
-        b_dlog += b_kb_rho.to(tl.float32) * b_column - b_kb.to(tl.float32) * b_dk_end
-        b_dk_end -= b_rho[None, :] * b_column
-        if KEEP_DECAY:
-            b_forward, b_back = _kept_decay(b_decay)
-            b_q, b_k = b_qf.to(tl.float32) * b_back, b_kb.to(tl.float32) * b_forward
-        else:
-            b_q, b_k, _, _, _, b_log, b_negative = load_chunk(
-                p_q, p_k, p_g, p_sign, p_A_log, p_dt_bias, begin, m_token, i_hv,
-                H, HV, K, BK, C, scale, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, WIDE,
-            )  # fmt: skip
-            b_sum, b_sign, _, _ = bounded_decays(b_log, b_negative, C, DOT, WIDE)
-            b_forward, b_back = tl.exp2(b_sum) * b_sign, tl.exp2(-b_sum) * b_sign
+        b_dlog = b_kf.to(tl.float32) * b_dk + b_kb_rho.to(tl.float32) * b_column
+        b_dk_end += dot(b_qf, b_dA, DOT)
+        b_dlog -= b_kb.to(tl.float32) * b_dk_end
+        b_dk = b_dk * b_forward + (b_dk_end - b_rho[None, :] * b_column) * b_back
+        b_dq += dot(b_kb, tl.trans(b_dA), DOT)
+        b_dlog += b_qf.to(tl.float32) * b_dq
         b_dq *= b_forward
-        b_dk = b_dk * b_forward + b_dk_end * b_back
     else:
-        b_q, b_k, _, _, _, b_log, b_negative = load_chunk(
-            p_q, p_k, p_g, p_sign, p_A_log, p_dt_bias, begin, m_token, i_hv,
-            H, HV, K, BK, C, scale, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, WIDE,
-        )  # fmt: skip
-        b_dq, b_dk, b_dlog, b_reach, b_kX = _unbounded_gradients(
+        b_dq, b_dk, b_dlog, b_reach = _unbounded_gradients(
             b_q, b_k, b_log, b_negative, b_dA, b_D, b_rho, b_dq, b_dk, b_dk_end, C, BK, DOT
         )
-        b_through = b_through * tl.load(p_end + o_slot, mask=m_channel, other=0.0) + b_reach
+        b_through = b_through * tl.load(p_end + o_slot * K + b_channel, mask=m_channel, other=0.0) + b_reach
     b_dlog = token_sums(b_dlog, tl.where(b_index[:, None] >= b_index[None, :], 1.0, 0.0), DOT, True) + b_through[:, None]
     b_dk += b_diagonal[None, :] * b_q
     b_dq += b_diagonal[None, :] * b_k
-    tl.store(p_drho + line + b_line, b_drho - b_kX, mask=m_token)
 
-    # norm and gate
+    # Norm: q . dq = o . do, since o is linear in q, and k . dk = (2 y - v) . dr: its row gives (y - v) . dr, its column u . du
     if NORMALIZE:
-        b_q_inverse = tl.load(p_norms + line + b_line, mask=m_token, other=0.0)
-        b_k_inverse = tl.load(p_norms + TOKENS.to(tl.int64) * HV + line + b_line, mask=m_token, other=0.0)
-        b_unit = b_q * tl.where(scale == 0, 0.0, 1.0 / scale)
-        b_dq = (b_dq - b_unit * tl.sum(b_unit * b_dq, 0)[None, :]) * (b_q_inverse * scale)[None, :]
-        b_dk = (b_dk - b_k * tl.sum(b_k * b_dk, 0)[None, :]) * b_k_inverse[None, :]
+        unscale = tl.where(scale == 0, 0.0, 1.0 / scale)
+        b_inverse = tl.load(p_norms + line + b_line, mask=m_token, other=0.0) * scale
+        b_dq = (b_dq - b_q * (b_q_dq * (unscale * unscale))[None, :]) * b_inverse[None, :]
+        b_inverse = tl.load(p_norms + TOKENS.to(tl.int64) * HV + line + b_line, mask=m_token, other=0.0)
+        b_dk = (b_dk - b_k * b_k_dk[None, :]) * b_inverse[None, :]
     else:
         b_dq *= scale
     tl.store(p_dq + line * K + o_g, b_dq, mask=m_tile)
     tl.store(p_dk + line * K + o_g, b_dk, mask=m_tile)
-    b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, K, BK, HAS_A_LOG, HAS_DT_BIAS)
-    b_dg, b_dlog_rate = gate_gradient(b_dlog, b_g.to(tl.float32), b_rate, b_bias, GATE)
+    b_g = tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)
+    b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, b_channel, K, HAS_A_LOG, HAS_DT_BIAS)
+    b_dg, b_dlog_rate = gate_gradient(b_dlog, b_g, b_rate, b_bias, GATE)
     tl.store(p_dg + line * K + o_g, b_dg, mask=m_tile)
     if HAS_A_LOG:
-        tl.store(p_dlog_rate + o_slot, tl.sum(tl.where(m_tile, b_dlog_rate, 0.0), 1), mask=m_channel)
+        tl.store(p_dlog_rate + o_slot * K + b_channel, tl.sum(tl.where(m_tile, b_dlog_rate, 0.0), 1), mask=m_channel)
     if HAS_DT_BIAS:
-        tl.store(p_dbias + o_slot, tl.sum(tl.where(m_tile, b_dg, 0.0), 1), mask=m_channel)
+        tl.store(p_dbias + o_slot * K + b_channel, tl.sum(tl.where(m_tile, b_dg, 0.0), 1), mask=m_channel)
 
 
 @triton.jit

@@ -7,8 +7,8 @@ state at the chunk's start (ckda/ops/chunked.py has the derivation):
     (I + G Diag(rho)) y = v - (k * gamma) S,    u = rho y,    o = (q * gamma) S + A u,
     S' = Gamma S + (k * Gamma / gamma)^T u.
 
-`intra_kernel` (parallel over chunks) makes from the raw inputs what does not depend on the state: the decayed q and k, A and
-N = G Diag(rho). `solver_kernel` inverts I + N in float32. `state_kernel` runs over the chunks of a sequence, one program a
+`intra_kernel` (parallel over chunks) makes from the raw inputs what does not depend on the state: the decayed q and k, A and G.
+`solver_kernel` inverts I + G Diag(rho) in float32. `state_kernel` runs over the chunks of a sequence, one program a
 value head and block of BV value columns. The sign needs no extra pass: it is part of gamma.
 
 Decays are taken from the chunk's middle token a: with factors gamma_i / gamma_a and gamma_a / gamma_j bounded gates (at most e^5 a
@@ -36,84 +36,58 @@ from ckda.ops.triton.tile import (
     unbounded_decays,
 )
 
-__all__ = ["head_gate", "intra_kernel", "load_chunk", "sequence_place", "solver_kernel", "state_kernel"]
+__all__ = ["head_gate", "intra_kernel", "load_gate", "sequence_place", "solver_kernel", "state_kernel"]
 
 
 @triton.jit
 def head_gate(
-    p_A_log, p_dt_bias, i_hv, K: tl.constexpr, BK: tl.constexpr, HAS_A_LOG: tl.constexpr, HAS_DT_BIAS: tl.constexpr
+    p_A_log, p_dt_bias, i_hv, b_channel, K: tl.constexpr, HAS_A_LOG: tl.constexpr, HAS_DT_BIAS: tl.constexpr
 ):
-    """The head's rate exp(A_log) [1, 1] and bias [BK, 1]."""
+    """The head's rate exp(A_log) [1, 1] and bias [BK, 1] of the channels."""
     b_rate = tl.full([1, 1], 1.0, tl.float32)
-    b_bias = tl.zeros([BK, 1], tl.float32)
+    b_bias = tl.zeros_like(b_channel).to(tl.float32)[:, None]
     if HAS_A_LOG:
         b_rate = tl.exp(tl.load(p_A_log + i_hv).to(tl.float32)) * b_rate
     if HAS_DT_BIAS:
-        b_channel = tl.arange(0, BK)
         b_bias = tl.load(p_dt_bias + i_hv * K + b_channel, mask=b_channel < K, other=0.0).to(tl.float32)[:, None]
     return b_rate, b_bias
 
 
 @triton.jit
-def load_chunk(
-    p_q,  # [B * T, H, K]
-    p_k,  # [B * T, H, K]
+def load_gate(
     p_g,  # [B * T, HV, K]
     p_sign,  # int8 [B * T, HV, K], or anything where SIGNED is false
     p_A_log,  # [HV]
     p_dt_bias,  # [HV, K]
-    begin,  # the chunk's first token, of [B * T]
-    m_token,  # [C]
+    o_g,  # [BK, C] where the tile lies
+    m_tile,  # [BK, C]
     i_hv,
-    H: tl.constexpr,
-    HV: tl.constexpr,
+    b_channel,  # [BK]
     K: tl.constexpr,
-    BK: tl.constexpr,
-    C: tl.constexpr,
-    scale,
     GATE: tl.constexpr,
     SIGNED: tl.constexpr,
     HAS_A_LOG: tl.constexpr,
     HAS_DT_BIAS: tl.constexpr,
-    NORMALIZE: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """The tiles of one chunk, from the raw inputs: q and k as used, log2|alpha| and whether alpha < 0.
-
-    Returns (q, k, 1/|q|, 1/|k|, |k|^2, log, negative); where no token lies q = k = 0 and alpha = 1.
-    """
-    b_channel = tl.arange(0, BK)
-    m_channel = b_channel < K
-    m_tile = m_channel[:, None] & m_token[None, :]
-    b_index = tl.arange(0, C)
-    o_k = b_index[None, :] * (H * K) + b_channel[:, None]
-    o_g = b_index[None, :] * (HV * K) + b_channel[:, None]
-    o_head = (begin * H + i_hv // (HV // H)) * K
-    o_gate = (begin * HV + i_hv) * K
-    b_q = tl.load(p_q + o_head + o_k, mask=m_tile, other=0.0)
-    b_k = tl.load(p_k + o_head + o_k, mask=m_tile, other=0.0)
-    b_g = tl.load(p_g + o_gate + o_g, mask=m_tile, other=0.0).to(tl.float32)
-    dtype = b_k.dtype
-    b_q, b_k = b_q.to(tl.float32), b_k.to(tl.float32)
-    b_q_inverse = tl.full([C], 1.0, tl.float32)
-    b_k_inverse = tl.full([C], 1.0, tl.float32)
-    b_norm2 = tl.full([C], 1.0, tl.float32)
-    if NORMALIZE:
-        b_q_inverse, b_k_inverse = inverse_norm(b_q), inverse_norm(b_k)
-        b_q, b_k = b_q * (b_q_inverse * scale)[None, :], b_k * b_k_inverse[None, :]
-    else:
-        b_q = b_q * scale
-    b_q, b_k = b_q.to(dtype).to(tl.float32), b_k.to(dtype).to(tl.float32)
-    if NORMALIZE:
-        b_wide = b_k.to(tl.float64) if WIDE else b_k
-        b_norm2 = tl.sum(b_wide * b_wide, 0)
-        b_norm2 = tl.where(b_norm2 > 0, b_norm2, 1.0)
-    b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, K, BK, HAS_A_LOG, HAS_DT_BIAS)
+    """log2|alpha| and whether alpha < 0, of some channels of a chunk; alpha = 1 where no token lies."""
+    b_g = tl.load(p_g + o_g, mask=m_tile, other=0.0).to(tl.float32)
+    b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, b_channel, K, HAS_A_LOG, HAS_DT_BIAS)
     b_log, b_negative = log_gate(b_g, b_rate, b_bias, GATE, WIDE)
     if SIGNED:
-        b_negative = tl.load(p_sign + o_gate + o_g, mask=m_tile, other=1) < 0
-    b_log, b_negative = tl.where(m_tile, b_log, 0.0), m_tile & b_negative
-    return b_q, b_k, b_q_inverse, b_k_inverse, b_norm2, b_log, b_negative
+        b_negative = tl.load(p_sign + o_g, mask=m_tile, other=1) < 0
+    return tl.where(m_tile, b_log, 0.0), m_tile & b_negative
+
+
+@triton.jit
+def unit_tile(b_x, length, NORMALIZE: tl.constexpr):
+    """Keys or queries [BK, C] times `length`, as used, in the inputs' precision; and 1 / |x| [C]."""
+    dtype = b_x.dtype
+    b_x = b_x.to(tl.float32)
+    b_inverse = tl.zeros_like(tl.sum(b_x, 0)) + 1.0
+    if NORMALIZE:
+        b_inverse = inverse_norm(b_x)
+    return (b_x * (b_inverse * length)[None, :]).to(dtype).to(tl.float32), b_inverse
 
 
 @triton.jit
@@ -135,10 +109,11 @@ def _pairwise_products(b_q, b_k, b_log, b_sign, C: tl.constexpr):
 
 @triton.jit
 def solver_kernel(
-    p_N,  # float32 [B * T, HV, C] the strictly lower triangular G Diag(rho)
+    p_G,  # float32 [B * T, HV, C] strictly lower triangular
+    p_rho,  # float32 [B * T, HV]
     p_starts,
     p_ends,
-    p_solver,  # out [B * T, HV, C] the inverse of I + N: float32, or its high half
+    p_solver,  # out [B * T, HV, C] the inverse of I + G Diag(rho): float32, or its high half
     p_solver_low,  # out [B * T, HV, C] its low half, where SPLIT
     T,
     NC,
@@ -149,7 +124,7 @@ def solver_kernel(
     DOT: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """(I + N)^-1 in float32, one chunk a program of a single warp.
+    """(I + N)^-1, N = G Diag(rho), in float32, one chunk a program of a single warp.
 
     The diagonal blocks of size h are inverted, starting at h = 1; two neighbours and the block E below them merge exactly:
     the inverse of the pair is X - X E X. All pairs of a level merge in one product. Every intermediate is the inverse of a
@@ -161,7 +136,8 @@ def solver_kernel(
     m_token = b_row < (end - begin).to(tl.int32)
     line = begin * HV + i_hv
     o_square = b_row * (HV * C) + b_column
-    b_N = tl.load(p_N + line * C + o_square, mask=m_token, other=0.0)
+    b_rho = tl.load(p_rho + line + b_column * HV, mask=b_column < (end - begin).to(tl.int32), other=0.0)
+    b_N = tl.load(p_G + line * C + o_square, mask=m_token, other=0.0) * b_rho
     b_X = tl.where(b_row == b_column, 1.0, 0.0) - tl.where((b_row == b_column + 1) & (b_row % 2 == 1), b_N, 0.0)
     for level in tl.static_range(1, LEVELS):
         h = 1 << level
@@ -189,7 +165,7 @@ def intra_kernel(
     p_k_forward,  # out [B * T, HV, K] k * gamma / gamma_a
     p_k_back,  # out [B * T, HV, K] k * gamma_a / gamma; k * Gamma / gamma where not BOUNDED
     p_A,  # out [B * T, HV, C]
-    p_N,  # out float32 [B * T, HV, C] G Diag(rho)
+    p_G,  # out float32 [B * T, HV, C] strictly lower
     p_rho,  # out float32 [B * T, HV]
     p_norms,  # out float32 [3, B * T, HV] 1/|q|, 1/|k|, |k|^2
     p_decay,  # out float32 [B * T, HV, K] 256 + log2|gamma / gamma_a|, with the sign of gamma, where KEEP_DECAY
@@ -221,12 +197,24 @@ def intra_kernel(
     begin, end = chunk_place(i_chunk, p_starts, p_ends, T, NC, C, PACKED)
     b_index = tl.arange(0, C)
     m_token = b_index < (end - begin).to(tl.int32)
-    b_q, b_k, b_q_inverse, b_k_inverse, b_norm2, b_log, b_negative = load_chunk(
-        p_q, p_k, p_g, p_sign, p_A_log, p_dt_bias, begin, m_token, i_hv,
-        H, HV, K, BK, C, scale, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, WIDE,
-    )  # fmt: skip
     line = begin * HV + i_hv  # the first token's row of [B * T, HV]
     b_line = b_index * HV
+    b_channel = tl.arange(0, BK)
+    m_channel = b_channel < K
+    m_tile = m_channel[:, None] & m_token[None, :]
+    o_g = b_line[None, :] * K + b_channel[:, None]
+    o_k = (begin * H + i_hv // (HV // H)) * K + b_index[None, :] * (H * K) + b_channel[:, None]
+    b_q, b_q_inverse = unit_tile(tl.load(p_q + o_k, mask=m_tile, other=0.0), scale, NORMALIZE)
+    b_k, b_k_inverse = unit_tile(tl.load(p_k + o_k, mask=m_tile, other=0.0), 1.0, NORMALIZE)
+    b_log, b_negative = load_gate(
+        p_g, p_sign, p_A_log, p_dt_bias, line * K + o_g, m_tile, i_hv, b_channel,
+        K, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, WIDE,
+    )  # fmt: skip
+    b_norm2 = tl.zeros_like(b_k_inverse) + 1.0
+    if NORMALIZE:
+        b_wide = b_k.to(tl.float64) if WIDE else b_k
+        b_norm2 = tl.sum(b_wide * b_wide, 0)
+        b_norm2 = tl.where(b_norm2 > 0, b_norm2, 1.0)
     b_beta = tl.load(p_beta + line + b_line, mask=m_token, other=0.0).to(tl.float32)
     b_rho = (tl.where(m_token, learning_rate(b_beta, BETA_RANGE), 0.0) / b_norm2).to(tl.float32)
     tl.store(p_rho + line + b_line, b_rho, mask=m_token)
@@ -235,10 +223,6 @@ def intra_kernel(
     tl.store(p_norms + num_lines + line + b_line, b_k_inverse, mask=m_token)
     tl.store(p_norms + 2 * num_lines + line + b_line, b_norm2, mask=m_token)
 
-    b_channel = tl.arange(0, BK)
-    m_channel = b_channel < K
-    m_tile = m_channel[:, None] & m_token[None, :]
-    o_g = b_line[None, :] * K + b_channel[:, None]
     if BOUNDED:
         b_sum, b_sign, b_start, b_end = bounded_decays(b_log, b_negative, C, DOT, WIDE)
         b_forward = tl.exp2(b_sum) * b_sign
@@ -261,8 +245,7 @@ def intra_kernel(
     tl.store(p_end + o_slot, b_end, mask=m_channel)
     o_A = b_line[:, None] * C + b_index[None, :]
     tl.store(p_A + line * C + o_A, tl.where(b_index[:, None] >= b_index[None, :], b_A, 0.0), mask=m_token[:, None])
-    b_N = tl.where(b_index[:, None] > b_index[None, :], b_G * b_rho[None, :], 0.0)
-    tl.store(p_N + line * C + o_A, b_N, mask=m_token[:, None])
+    tl.store(p_G + line * C + o_A, tl.where(b_index[:, None] > b_index[None, :], b_G, 0.0), mask=m_token[:, None])
 
 
 @triton.jit
