@@ -18,6 +18,7 @@ from ckda.ops.triton.recurrent import assemble
 __all__ = ["CHUNK", "Plan", "backward", "forward", "launches", "plan", "saved_like"]
 
 CHUNK = 32  # e^5 a step from the middle of 32 tokens stays within e^80, which bfloat16 and float32 hold
+FAST = {torch.bfloat16: "bf16"}  # input dtypes whose products take half-precision operands; float16 lacks the range
 SEGMENT = 128  # chunks of a segment, where a sequence is split
 SPLIT_FROM = 512  # chunks from which a sequence is split: shorter ones fill the card by their batch
 
@@ -42,8 +43,8 @@ class Plan(NamedTuple):
 
     @property
     def split(self) -> bool:
-        """Whether what must be exact is kept as two bfloat16 halves."""
-        return self.dtype == torch.bfloat16
+        """Whether products take half-precision operands, and what must be exact is kept as two halves."""
+        return self.dtype in FAST
 
     @property
     def slots(self) -> int:
@@ -60,7 +61,7 @@ def plan(call: Call) -> Plan:
     split = not packed and NC >= SPLIT_FROM
     segment = SEGMENT if split else NC
     dtype = call.v.dtype
-    work = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+    work = dtype if dtype in FAST else torch.float32
     return Plan(
         B,
         T,
@@ -137,7 +138,7 @@ def _gate_arguments(call: Call, p: Plan) -> dict[str, Any]:
         "NORMALIZE": call.normalize_qk,
         "BETA_RANGE": call.beta_range or 0,
         "BOUNDED": _is_bounded(call),
-        "WIDE": not _is_bounded(call) or p.dtype != torch.bfloat16,
+        "WIDE": not _is_bounded(call) or not p.split,
         "KEEP_DECAY": _keeps_decay(call, p),
         "DOT": _dot(p.dtype),
         "PACKED": p.packed,
@@ -146,7 +147,7 @@ def _gate_arguments(call: Call, p: Plan) -> dict[str, Any]:
 
 def _keeps_decay(call: Call, p: Plan) -> bool:
     """Whether the forward pass keeps the cumulative decay for the backward, which then evaluates no gate."""
-    return _is_bounded(call) and p.dtype == torch.bfloat16
+    return _is_bounded(call) and p.split
 
 
 def _is_bounded(call: Call) -> bool:
@@ -156,7 +157,7 @@ def _is_bounded(call: Call) -> bool:
 
 def _dot(dtype: torch.dtype) -> str:
     """The precision of products: bfloat16 operands for bfloat16 inputs, three TF32 products otherwise."""
-    return "bf16" if dtype == torch.bfloat16 else "tf32x3"
+    return FAST.get(dtype, "tf32x3")
 
 
 class Saved(NamedTuple):
@@ -386,6 +387,9 @@ def _segment_ends(call: Call, p: Plan, x: Saved, where: _Chunks, do: Tensor, dfi
     return backwards.flip(1).flatten(0, 1).contiguous()
 
 
+_GRADIENT_BLOCK = 64  # channels that one program of the gradient kernel holds
+
+
 def _gradient(
     call: Call,
     p: Plan,
@@ -401,7 +405,7 @@ def _gradient(
     arguments = _gate_arguments(call, p)
     for name in ("p_beta", "BETA_RANGE"):
         del arguments[name]
-    BK = min(64, power_of_two(p.K))
+    BK = min(_GRADIENT_BLOCK, power_of_two(p.K))
     arguments |= {
         "p_v": call.v.contiguous(),
         "p_starts": where.starts,
@@ -419,7 +423,7 @@ def _gradient(
     read = ("G", "rho", "norms", "q_forward", "k_forward", "k_back", "decay", "end", "y", "states")
     arguments |= {f"p_{name}": getattr(x, name) for name in read}
     arguments |= {name: out[name] for name in ("p_dq", "p_dk", "p_dg", "p_drho", "p_dlog_rate", "p_dbias")}
-    return Launch(gradient_kernel, (-(-p.K // BK), p.slots, p.HV), arguments, num_warps=4)
+    return Launch(gradient_kernel, (-(-p.K // BK), p.slots, p.HV), arguments, num_warps=8 if BK > 64 else 4)
 
 
 _RATE_BLOCK = 1024

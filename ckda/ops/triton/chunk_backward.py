@@ -283,12 +283,11 @@ def gradient_kernel(
         b_through += tl.sum(b_S.to(tl.float32) * b_dS.to(tl.float32), 1)
     m_lower = b_index[:, None] > b_index[None, :]
     b_D, b_dA = tl.where(m_lower, b_D, 0.0), tl.where(m_lower, b_dA, 0.0)
-    if i_k == 0:
-        b_G = tl.load(p_G + line * C + b_line[:, None] * C + b_index[None, :], mask=m_token[:, None], other=0.0)
-        b_drho = -tl.sum(b_G * b_D, 0)
-        for i in tl.static_range(NV):
-            b_drho += tl.load(p_duy + line * NV + b_line * NV + i, mask=m_token, other=0.0)
-        tl.store(p_drho + line + b_line, b_drho, mask=m_token)
+    b_G = tl.load(p_G + line * C + b_line[:, None] * C + b_index[None, :], mask=m_token[:, None], other=0.0)
+    b_drho = -tl.sum(b_G * b_D, 0)
+    for i in tl.static_range(NV):
+        b_drho += tl.load(p_duy + line * NV + b_line * NV + i, mask=m_token, other=0.0)
+    tl.store(p_drho + line + b_line, b_drho, mask=m_token & (i_k == 0))
 
     if KEEP_DECAY:
         b_forward, b_back = _kept_decay(tl.load(p_decay + line * K + o_g, mask=m_tile, other=256.0))
