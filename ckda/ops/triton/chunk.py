@@ -387,7 +387,14 @@ def _segment_ends(call: Call, p: Plan, x: Saved, where: _Chunks, do: Tensor, dfi
     return backwards.flip(1).flatten(0, 1).contiguous()
 
 
-_GRADIENT_BLOCK = 64  # channels that one program of the gradient kernel holds
+def _gradient_block(p: Plan) -> tuple[int, int, int]:
+    """BK, BV and warps of the gradient kernel.
+
+    Four warps on 64 rows are avoided: Triton 3.6 then addresses shared memory out of range (LOG.md).
+    """
+    if p.K > 64 and p.split:
+        return 128, min(128, power_of_two(p.V)), 8
+    return min(32, power_of_two(p.K)), min(64 if p.split else 32, power_of_two(p.V)), 2
 
 
 def _gradient(
@@ -405,7 +412,7 @@ def _gradient(
     arguments = _gate_arguments(call, p)
     for name in ("p_beta", "BETA_RANGE"):
         del arguments[name]
-    BK = min(_GRADIENT_BLOCK, power_of_two(p.K))
+    BK, BV, num_warps = _gradient_block(p)
     arguments |= {
         "p_v": call.v.contiguous(),
         "p_starts": where.starts,
@@ -418,12 +425,12 @@ def _gradient(
         "V": p.V,
         "NV": duy.shape[-1],
         "BK": BK,
-        "BV": min(64 if p.split else 32, power_of_two(p.V)),
+        "BV": BV,
     }
     read = ("G", "rho", "norms", "q_forward", "k_forward", "k_back", "decay", "end", "y", "states")
     arguments |= {f"p_{name}": getattr(x, name) for name in read}
     arguments |= {name: out[name] for name in ("p_dq", "p_dk", "p_dg", "p_drho", "p_dlog_rate", "p_dbias")}
-    return Launch(gradient_kernel, (-(-p.K // BK), p.slots, p.HV), arguments, num_warps=8 if BK > 64 else 4)
+    return Launch(gradient_kernel, (-(-p.K // BK), p.slots, p.HV), arguments, num_warps=num_warps)
 
 
 _RATE_BLOCK = 1024

@@ -260,10 +260,10 @@ def gradient_kernel(
         b_value = v + tl.arange(0, BV)
         m_value = b_value < V
         m_out = m_token[:, None] & m_value[None, :]
-        o_value = line * V + b_line[:, None] * V + b_value[None, :]
-        b_y = tl.load(p_y + o_value, mask=m_out, other=0.0)
-        b_do = tl.load(p_do + o_value, mask=m_out, other=0.0)
-        b_dr = tl.load(p_dr + o_value, mask=m_out, other=0.0)
+        o_value = b_line[:, None] * V + b_value[None, :]
+        b_y = tl.load(p_y + line * V + o_value, mask=m_out, other=0.0)
+        b_do = tl.load(p_do + line * V + o_value, mask=m_out, other=0.0)
+        b_dr = tl.load(p_dr + line * V + o_value, mask=m_out, other=0.0)
         o_state = b_channel[:, None] + b_value[None, :] * K
         m_state = m_channel[:, None] & m_value[None, :]
         b_S = tl.load(p_states + o_slot * (K * V) + o_state, mask=m_state, other=0.0)
@@ -272,8 +272,8 @@ def gradient_kernel(
         b_u = (b_wide_y * b_rho[:, None]).to(b_y.dtype)
         b_diagonal += tl.sum(b_wide_do * b_u.to(tl.float32), 1)
         if NORMALIZE:
-            b_q_dq += tl.sum(b_wide_do * tl.load(p_o + o_value, mask=m_out, other=0.0).to(tl.float32), 1)
-            b_v = tl.load(p_v + o_value, mask=m_out, other=0.0).to(tl.float32)
+            b_q_dq += tl.sum(b_wide_do * tl.load(p_o + line * V + o_value, mask=m_out, other=0.0).to(tl.float32), 1)
+            b_v = tl.load(p_v + line * V + o_value, mask=m_out, other=0.0).to(tl.float32)
             b_k_dk += tl.sum(b_dr.to(tl.float32) * (2.0 * b_wide_y - b_v), 1)
         b_D += dot(b_dr, tl.trans(b_y), DOT)
         b_dA += dot(b_do, tl.trans(b_u), DOT)
@@ -292,8 +292,10 @@ def gradient_kernel(
     if KEEP_DECAY:
         b_forward, b_back = _kept_decay(tl.load(p_decay + line * K + o_g, mask=m_tile, other=256.0))
     else:
-        o_k = (begin * H + i_hv // (HV // H)) * K + b_index[None, :] * (H * K) + b_channel[:, None]
-        b_q, b_k = tl.load(p_q + o_k, mask=m_tile, other=0.0), tl.load(p_k + o_k, mask=m_tile, other=0.0)
+        o_k = b_index[None, :] * (H * K) + b_channel[:, None]
+        head = (begin * H + i_hv // (HV // H)) * K
+        b_q = tl.load(p_q + head + o_k, mask=m_tile, other=0.0)
+        b_k = tl.load(p_k + head + o_k, mask=m_tile, other=0.0)
         if NORMALIZE:
             b_inverse = tl.load(p_norms + line + b_line, mask=m_token, other=0.0) * scale
             b_q = (b_q.to(tl.float32) * b_inverse[None, :]).to(b_q.dtype)
@@ -303,7 +305,7 @@ def gradient_kernel(
             b_q = (b_q.to(tl.float32) * scale).to(b_q.dtype)
         b_q, b_k = b_q.to(tl.float32), b_k.to(tl.float32)
         b_log, b_negative = load_gate(
-            p_g, p_sign, p_A_log, p_dt_bias, line * K + o_g, m_tile, i_hv, b_channel,
+            p_g, p_sign, p_A_log, p_dt_bias, line * K, o_g, m_tile, i_hv, b_channel,
             K, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, WIDE,
         )  # fmt: skip
         if BOUNDED:

@@ -59,7 +59,8 @@ def load_gate(
     p_sign,  # int8 [B * T, HV, K], or anything where SIGNED is false
     p_A_log,  # [HV]
     p_dt_bias,  # [HV, K]
-    o_g,  # [BK, C] where the tile lies
+    start,  # where the chunk begins in p_g
+    o_g,  # [BK, C] the tile, from there
     m_tile,  # [BK, C]
     i_hv,
     b_channel,  # [BK]
@@ -71,11 +72,11 @@ def load_gate(
     WIDE: tl.constexpr,
 ):
     """log2|alpha| and whether alpha < 0, of some channels of a chunk; alpha = 1 where no token lies."""
-    b_g = tl.load(p_g + o_g, mask=m_tile, other=0.0).to(tl.float32)
+    b_g = tl.load(p_g + start + o_g, mask=m_tile, other=0.0).to(tl.float32)
     b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, b_channel, K, HAS_A_LOG, HAS_DT_BIAS)
     b_log, b_negative = log_gate(b_g, b_rate, b_bias, GATE, WIDE)
     if SIGNED:
-        b_negative = tl.load(p_sign + o_g, mask=m_tile, other=1) < 0
+        b_negative = tl.load(p_sign + start + o_g, mask=m_tile, other=1) < 0
     return tl.where(m_tile, b_log, 0.0), m_tile & b_negative
 
 
@@ -203,11 +204,12 @@ def intra_kernel(
     m_channel = b_channel < K
     m_tile = m_channel[:, None] & m_token[None, :]
     o_g = b_line[None, :] * K + b_channel[:, None]
-    o_k = (begin * H + i_hv // (HV // H)) * K + b_index[None, :] * (H * K) + b_channel[:, None]
-    b_q, b_q_inverse = unit_tile(tl.load(p_q + o_k, mask=m_tile, other=0.0), scale, NORMALIZE)
-    b_k, b_k_inverse = unit_tile(tl.load(p_k + o_k, mask=m_tile, other=0.0), 1.0, NORMALIZE)
+    o_k = b_index[None, :] * (H * K) + b_channel[:, None]
+    head = (begin * H + i_hv // (HV // H)) * K  # offsets of tiles stay in 32 bits
+    b_q, b_q_inverse = unit_tile(tl.load(p_q + head + o_k, mask=m_tile, other=0.0), scale, NORMALIZE)
+    b_k, b_k_inverse = unit_tile(tl.load(p_k + head + o_k, mask=m_tile, other=0.0), 1.0, NORMALIZE)
     b_log, b_negative = load_gate(
-        p_g, p_sign, p_A_log, p_dt_bias, line * K + o_g, m_tile, i_hv, b_channel,
+        p_g, p_sign, p_A_log, p_dt_bias, line * K, o_g, m_tile, i_hv, b_channel,
         K, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, WIDE,
     )  # fmt: skip
     b_norm2 = tl.zeros_like(b_k_inverse) + 1.0
