@@ -375,7 +375,9 @@ def _reverse(
         "STORE_INITIAL": dinitial is not None,
         "SUMMARY": not outputs,
     }
-    return Launch(reverse_kernel, (-(-p.V // BV), p.HV, p.N * p.num_segments), arguments | outputs, num_warps=4, num_stages=3)
+    return Launch(
+        reverse_kernel, (-(-p.V // BV), p.HV, p.N * p.num_segments), arguments | outputs, num_warps=4, num_stages=3
+    )
 
 
 def _segment_ends(call: Call, p: Plan, x: Saved, where: _Chunks, do: Tensor, dfinal: Tensor | None) -> Tensor:

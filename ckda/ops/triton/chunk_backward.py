@@ -335,7 +335,9 @@ def gradient_kernel(
             b_q, b_k, b_log, b_negative, b_dA, b_D, b_rho, b_dq, b_dk, b_dk_end, C, BK, DOT
         )
         b_through = b_through * tl.load(p_end + o_slot * K + b_channel, mask=m_channel, other=0.0) + b_reach
-    b_dlog = token_sums(b_dlog, tl.where(b_index[:, None] >= b_index[None, :], 1.0, 0.0), DOT, True) + b_through[:, None]
+    b_dlog = (
+        token_sums(b_dlog, tl.where(b_index[:, None] >= b_index[None, :], 1.0, 0.0), DOT, True) + b_through[:, None]
+    )
     b_dk += b_diagonal[None, :] * b_q
     b_dq += b_diagonal[None, :] * b_k
 

@@ -40,9 +40,7 @@ __all__ = ["head_gate", "intra_kernel", "load_gate", "sequence_place", "solver_k
 
 
 @triton.jit
-def head_gate(
-    p_A_log, p_dt_bias, i_hv, b_channel, K: tl.constexpr, HAS_A_LOG: tl.constexpr, HAS_DT_BIAS: tl.constexpr
-):
+def head_gate(p_A_log, p_dt_bias, i_hv, b_channel, K: tl.constexpr, HAS_A_LOG: tl.constexpr, HAS_DT_BIAS: tl.constexpr):
     """The head's rate exp(A_log) [1, 1] and bias [BK, 1] of the channels."""
     b_rate = tl.full([1, 1], 1.0, tl.float32)
     b_bias = tl.zeros_like(b_channel).to(tl.float32)[:, None]
