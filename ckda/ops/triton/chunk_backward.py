@@ -1,11 +1,14 @@
-"""The chunk form, backward: two kernels, and a small one for dbeta. Notation of ckda/ops/triton/chunk_forward.py; r = v - (k * gamma) S.
+"""The chunk form, backward: two kernels, and a small one for dbeta.
+
+The notation is that of ckda/ops/triton/chunk_forward.py; r = v - (k * gamma) S.
 
 `reverse_kernel` runs over the chunks backwards, with dS the gradient of the state after the chunk:
 
     du = A^T do + (k * Gamma / gamma) dS,     dv = dr = (I + G Diag(rho))^-T (rho du),
     dS' = Gamma dS + (q * gamma)^T do - (k * gamma)^T dr.
 
-`gradient_kernel` (parallel over chunks and blocks of channels) finishes everything else. With D_ij = dr_i . y_j (j < i) and dA_ij = do_i . u_j,
+`gradient_kernel` (parallel over chunks and blocks of channels) finishes everything else. With D_ij = dr_i . y_j (j < i) and
+dA_ij = do_i . u_j,
 
     drho_j = du_j . y_j - sum_i G_ij D_ij,    X_j = sum_i D_ij Diag(gamma_i / gamma_j) k_i,
     dq_i = gamma_i * (S do_i) + sum_j dA_ij (gamma_i / gamma_j) k_j,
@@ -20,7 +23,7 @@ learning rate and of the norm follow on the same tiles, and each gradient is wri
 import triton
 import triton.language as tl
 
-from ckda.ops.triton.chunk_forward import head_gate, load_gate, sequence_place
+from ckda.ops.triton.chunk_forward import chunk_gate, head_gate, sequence_place
 from ckda.ops.triton.tile import (
     at_token,
     bounded_decays,
@@ -304,8 +307,8 @@ def gradient_kernel(
         else:
             b_q = (b_q.to(tl.float32) * scale).to(b_q.dtype)
         b_q, b_k = b_q.to(tl.float32), b_k.to(tl.float32)
-        b_log, b_negative = load_gate(
-            p_g, p_sign, p_A_log, p_dt_bias, line * K, o_g, m_tile, i_hv, b_channel,
+        b_log, b_negative = chunk_gate(
+            tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0), p_sign, p_A_log, p_dt_bias, line * K, o_g, m_tile, i_hv, b_channel,
             K, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, WIDE,
         )  # fmt: skip
         if BOUNDED:

@@ -36,7 +36,7 @@ from ckda.ops.triton.tile import (
     unbounded_decays,
 )
 
-__all__ = ["head_gate", "intra_kernel", "load_gate", "sequence_place", "solver_kernel", "state_kernel"]
+__all__ = ["chunk_gate", "head_gate", "intra_kernel", "sequence_place", "solver_kernel", "state_kernel"]
 
 
 @triton.jit
@@ -52,12 +52,12 @@ def head_gate(p_A_log, p_dt_bias, i_hv, b_channel, K: tl.constexpr, HAS_A_LOG: t
 
 
 @triton.jit
-def load_gate(
-    p_g,  # [B * T, HV, K]
+def chunk_gate(
+    b_g,  # [BK, C] the raw gate
     p_sign,  # int8 [B * T, HV, K], or anything where SIGNED is false
     p_A_log,  # [HV]
     p_dt_bias,  # [HV, K]
-    start,  # where the chunk begins in p_g
+    start,  # where the chunk begins in p_sign
     o_g,  # [BK, C] the tile, from there
     m_tile,  # [BK, C]
     i_hv,
@@ -70,9 +70,8 @@ def load_gate(
     WIDE: tl.constexpr,
 ):
     """log2|alpha| and whether alpha < 0, of some channels of a chunk; alpha = 1 where no token lies."""
-    b_g = tl.load(p_g + start + o_g, mask=m_tile, other=0.0).to(tl.float32)
     b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, b_channel, K, HAS_A_LOG, HAS_DT_BIAS)
-    b_log, b_negative = log_gate(b_g, b_rate, b_bias, GATE, WIDE)
+    b_log, b_negative = log_gate(b_g.to(tl.float32), b_rate, b_bias, GATE, WIDE)
     if SIGNED:
         b_negative = tl.load(p_sign + start + o_g, mask=m_tile, other=1) < 0
     return tl.where(m_tile, b_log, 0.0), m_tile & b_negative
@@ -204,10 +203,13 @@ def intra_kernel(
     o_g = b_line[None, :] * K + b_channel[:, None]
     o_k = b_index[None, :] * (H * K) + b_channel[:, None]
     head = (begin * H + i_hv // (HV // H)) * K  # offsets of tiles stay in 32 bits
-    b_q, b_q_inverse = unit_tile(tl.load(p_q + head + o_k, mask=m_tile, other=0.0), scale, NORMALIZE)
-    b_k, b_k_inverse = unit_tile(tl.load(p_k + head + o_k, mask=m_tile, other=0.0), 1.0, NORMALIZE)
-    b_log, b_negative = load_gate(
-        p_g, p_sign, p_A_log, p_dt_bias, line * K, o_g, m_tile, i_hv, b_channel,
+    b_q = tl.load(p_q + head + o_k, mask=m_tile, other=0.0)  # all loads before the first reduction
+    b_k = tl.load(p_k + head + o_k, mask=m_tile, other=0.0)
+    b_g = tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0)
+    b_q, b_q_inverse = unit_tile(b_q, scale, NORMALIZE)
+    b_k, b_k_inverse = unit_tile(b_k, 1.0, NORMALIZE)
+    b_log, b_negative = chunk_gate(
+        b_g, p_sign, p_A_log, p_dt_bias, line * K, o_g, m_tile, i_hv, b_channel,
         K, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, WIDE,
     )  # fmt: skip
     b_norm2 = tl.zeros_like(b_k_inverse) + 1.0
