@@ -462,7 +462,7 @@ def _gradient(
 
 
 def _gradient_outputs(call: Call, p: Plan) -> dict[str, Any]:
-    """Where :func:`pair_kernel` and :func:`gradient_kernel` write: with grouped value heads dq and dk are summed over the group afterwards."""
+    """Where the last two kernels write: with grouped value heads dq and dk are summed over the group afterwards."""
     key_dtype = p.dtype if p.H == p.HV else torch.float32
     keys = (p.B, p.T, p.HV, p.K)
     assert call.beta is not None

@@ -7,8 +7,8 @@ The notation is that of ckda/ops/triton/chunk_forward.py; r = v - (k * gamma) S.
     du = A^T do + (k * Gamma / gamma) dS,     dv = dr = (I + G Diag(rho))^-T (rho du),
     dS' = Gamma dS + (q * gamma)^T do - (k * gamma)^T dr.
 
-`pair_kernel` (parallel over chunks) and `gradient_kernel` (and over blocks of channels) finish everything else. With D_ij = dr_i . y_j (j < i) and
-dA_ij = do_i . u_j,
+`pair_kernel` (parallel over chunks) and `gradient_kernel` (and over blocks of channels) finish everything else. With
+D_ij = dr_i . y_j (j < i) and dA_ij = do_i . u_j,
 
     drho_j = du_j . y_j - sum_i G_ij D_ij,    X_j = sum_i D_ij Diag(gamma_i / gamma_j) k_i,
     dq_i = gamma_i * (S do_i) + sum_j dA_ij (gamma_i / gamma_j) k_j,
@@ -356,9 +356,7 @@ def gradient_kernel(
         b_through += tl.sum(b_S.to(tl.float32) * b_dS.to(tl.float32), 1)
     b_dk_end *= b_rho[None, :]
 
-    if KEEP_DECAY:
-        b_forward, b_back = _kept_decay(tl.load(p_decay + line * K + o_g, mask=m_tile, other=256.0))
-    else:
+    if not KEEP_DECAY:
         o_k = b_index[None, :] * (H * K) + b_channel[:, None]
         head = (begin * H + i_hv // (HV // H)) * K
         b_q = tl.load(p_q + head + o_k, mask=m_tile, other=0.0)
@@ -372,39 +370,54 @@ def gradient_kernel(
             b_q = (b_q.to(tl.float32) * scale).to(b_q.dtype)
         b_q, b_k = b_q.to(tl.float32), b_k.to(tl.float32)
         b_log, b_negative = chunk_gate(
-            tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0), p_sign, p_A_log, p_dt_bias, line * K, o_g, m_tile, i_hv, b_channel,
+            tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0),
+            p_sign, p_A_log, p_dt_bias, line * K, o_g, m_tile, i_hv, b_channel,
             K, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, WIDE,
         )  # fmt: skip
-        if BOUNDED:
-            b_sum, b_sign, _, _ = bounded_decays(b_log, b_negative, C, DOT, WIDE)
-            b_forward, b_back = tl.exp2(b_sum) * b_sign, tl.exp2(-b_sum) * b_sign
     if BOUNDED:
         # A pair counts once as a row and once as a column of the gates' gradient, and in the sum over tokens the two must cancel:
         # so both are made of the same rounded factors.
         b_kb = tl.load(p_k_back + line * K + o_g, mask=m_tile, other=0.0)
-        b_qf = tl.load(p_q_forward + line * K + o_g, mask=m_tile, other=0.0)
         b_kf = tl.load(p_k_forward + line * K + o_g, mask=m_tile, other=0.0)
-        if KEEP_DECAY:
-            b_q, b_k = b_qf.to(tl.float32) * b_back, b_kb.to(tl.float32) * b_forward
         b_through += tl.sum(b_kb.to(tl.float32) * b_dk_end, 1)
         b_kb_rho = operand(b_kb.to(tl.float32) * b_rho[None, :], DOT)
         b_dk -= dot(b_kb_rho, tl.trans(b_D), DOT)
         b_column = dot(b_kf, b_D, DOT)
         b_dlog = b_kf.to(tl.float32) * b_dk + b_kb_rho.to(tl.float32) * b_column
+        b_qf = tl.load(p_q_forward + line * K + o_g, mask=m_tile, other=0.0)
         b_dk_end += dot(b_qf, b_dA, DOT)
         b_dlog -= b_kb.to(tl.float32) * b_dk_end
-        b_dk = b_dk * b_forward + (b_dk_end - b_rho[None, :] * b_column) * b_back
+        b_dk_end -= b_rho[None, :] * b_column
         b_dq += dot(b_kb, tl.trans(b_dA), DOT)
         b_dlog += b_qf.to(tl.float32) * b_dq
-        b_dq *= b_forward
     else:
         b_dq, b_dk, b_dlog, b_reach = _unbounded_gradients(
             b_q, b_k, b_log, b_negative, b_dA, b_D, b_rho, b_dq, b_dk, b_dk_end, C, BK, DOT
         )
         b_through = b_through * tl.load(p_end + o_slot * K + b_channel, mask=m_channel, other=0.0) + b_reach
+
+    # the gate
     b_dlog = (
         token_sums(b_dlog, tl.where(b_index[:, None] >= b_index[None, :], 1.0, 0.0), DOT, True) + b_through[:, None]
     )
+    b_g = tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)
+    b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, b_channel, K, HAS_A_LOG, HAS_DT_BIAS)
+    b_dg, b_dlog_rate = gate_gradient(b_dlog, b_g, b_rate, b_bias, GATE)
+    tl.store(p_dg + line * K + o_g, b_dg, mask=m_tile)
+    if HAS_A_LOG:
+        tl.store(p_dlog_rate + o_slot * K + b_channel, tl.sum(tl.where(m_tile, b_dlog_rate, 0.0), 1), mask=m_channel)
+    if HAS_DT_BIAS:
+        tl.store(p_dbias + o_slot * K + b_channel, tl.sum(tl.where(m_tile, b_dg, 0.0), 1), mask=m_channel)
+
+    # queries and keys, from their decayed forms back to the raw ones
+    if BOUNDED:
+        if KEEP_DECAY:
+            b_forward, b_back = _kept_decay(tl.load(p_decay + line * K + o_g, mask=m_tile, other=256.0))
+            b_q, b_k = b_qf.to(tl.float32) * b_back, b_kb.to(tl.float32) * b_forward
+        else:
+            b_forward, b_back, _, _, _ = bounded_decays(b_log, b_negative, C, DOT, WIDE)
+        b_dq *= b_forward
+        b_dk = b_dk * b_forward + b_dk_end * b_back
     b_diagonal = tl.load(p_scalars + line + b_line, mask=m_token, other=0.0)
     b_dk += b_diagonal[None, :] * b_q
     b_dq += b_diagonal[None, :] * b_k
@@ -420,11 +433,3 @@ def gradient_kernel(
         b_dq *= scale
     tl.store(p_dq + line * K + o_g, b_dq, mask=m_tile)
     tl.store(p_dk + line * K + o_g, b_dk, mask=m_tile)
-    b_g = tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)
-    b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, b_channel, K, HAS_A_LOG, HAS_DT_BIAS)
-    b_dg, b_dlog_rate = gate_gradient(b_dlog, b_g, b_rate, b_bias, GATE)
-    tl.store(p_dg + line * K + o_g, b_dg, mask=m_tile)
-    if HAS_A_LOG:
-        tl.store(p_dlog_rate + o_slot * K + b_channel, tl.sum(tl.where(m_tile, b_dlog_rate, 0.0), 1), mask=m_channel)
-    if HAS_DT_BIAS:
-        tl.store(p_dbias + o_slot * K + b_channel, tl.sum(tl.where(m_tile, b_dg, 0.0), 1), mask=m_channel)
