@@ -11,7 +11,7 @@ state at the chunk's start (ckda/ops/chunked.py has the derivation):
 `solver_kernel` inverts I + G Diag(rho) in float32. `state_kernel` runs over the chunks of a sequence, one program a
 value head and block of BV value columns. The sign needs no extra pass: it is part of gamma.
 
-Decays are taken from the chunk's middle token a, by way of gamma_a rounded to a power of two (written gamma_a here all the same): with
+Decays are taken from the chunk's middle token a, by way of gamma_a rounded to a power of two (written gamma_a all the same): with
 factors gamma_i / gamma_a and gamma_a / gamma_j bounded gates (at most e^5 a step) stay within e^81 for C = 32, and the chunk reads
 
     S* = gamma_a S,    r = v - (k * gamma / gamma_a) S*,    S' = Gamma / gamma_a (S* + (k * gamma_a / gamma)^T u).
@@ -227,11 +227,11 @@ def intra_kernel(
 
     if BOUNDED:
         b_forward, b_back, b_decay, b_start, b_end = bounded_decays(b_log, b_negative, C, DOT, WIDE)
+        if KEEP_DECAY:
+            tl.store(p_decay + line * K + o_g, b_decay, mask=m_tile)
         b_query, b_row, b_key = b_q * b_forward, b_k * b_forward, b_k * b_back
         b_A = dot(tl.trans(b_query), b_key, DOT)
         b_G = dot(tl.trans(b_row), b_key, DOT)
-        if KEEP_DECAY:
-            tl.store(p_decay + line * K + o_g, b_decay, mask=m_tile)
     else:
         b_gamma, b_to_end, b_sign = unbounded_decays(b_log, b_negative, C, DOT)
         b_A, b_G = _pairwise_products(b_q, b_k, b_log, b_sign, C)

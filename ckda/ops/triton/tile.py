@@ -266,10 +266,7 @@ def bounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr, WIDE: 
     b_from, b_to = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     b_sign = sign_through(b_negative, C, DOT)
     b_middle = tl.floor(tl.sum(tl.where(b_to < C // 2, b_log, 0.0), 1) + 0.5)
-    if WIDE:
-        b_cum = tl.cumsum(b_log, 1)
-    else:
-        b_cum = token_sums(b_log, tl.where(b_from <= b_to, 1.0, 0.0), DOT, False)
+    b_cum = tl.cumsum(b_log, 1) if WIDE else token_sums(b_log, tl.where(b_from <= b_to, 1.0, 0.0), DOT, False)
     b_whole = tl.floor(b_cum)
     b_broken = (b_cum - b_whole).to(tl.float32)
     b_whole = (b_whole - b_middle[:, None]).to(tl.float32)
