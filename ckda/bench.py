@@ -148,9 +148,9 @@ def _leaves(call: Call) -> list[Tensor]:
     return [x for x in call.values() if isinstance(x, Tensor) and x.requires_grad]
 
 
-def errors(peer: Peer, device: str, dtype: torch.dtype, seed: int, D: int) -> dict[str, float]:
+def errors(peer: Peer, device: str, dtype: torch.dtype, seed: int, H: int, D: int) -> dict[str, float]:
     """Relative root mean square errors of o and the gradients against the float64 chunk form."""
-    call = inputs(Shape(2, 200, 2, D), device, dtype, seed, peer.gate)
+    call = inputs(Shape(1, 200, H, D), device, dtype, seed, peer.gate)
     o = peer.run(call)
     do = torch.randn_like(o)
     got = [o, *torch.autograd.grad(o, _leaves(call), do)]
@@ -291,7 +291,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``ckda bench``."""
     add_common_arguments(parser, "runs/bench")
     parser.add_argument("--peer", action="append", help="measure only this one; may be repeated")
+    parser.add_argument("--shape", action="append", type=_shape, metavar="B,T,H,D", help="only this; may be repeated")
     parser.add_argument("--dtype", default=None, choices=["bfloat16", "float16", "float32"], help="of q, k, v and g")
+
+
+def _shape(text: str) -> Shape:
+    try:
+        B, T, H, D = map(int, text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not B,T,H,D such as 4,8192,16,128") from error
+    if min(B, T, H, D) < 1 or D > 256:
+        raise argparse.ArgumentTypeError(f"{text!r}: all must be positive, and D at most 256")
+    return Shape(B, T, H, D)
+
+
+def _shapes(args: argparse.Namespace, device: str) -> list[Shape]:
+    return args.shape or ([SMOKE] if args.smoke else SHAPES[device])
 
 
 def _say(text: str) -> None:
@@ -304,8 +319,8 @@ def _check(found: list[Peer], device: str, dtype: torch.dtype, args: argparse.Na
     for peer in found:
         if peer.name == "fla deltaproduct2":
             continue  # another function
-        D = SMOKE.D if args.smoke else 128 if device == "cuda" else 64
-        checked[peer.name] = errors(peer, device, dtype, args.seed, D)
+        _, _, H, D = _shapes(args, device)[0]
+        checked[peer.name] = errors(peer, device, dtype, args.seed, H, D)
         worst = max(checked[peer.name], key=lambda name: checked[peer.name][name])
         _say(f"{peer.name}: largest relative error {checked[peer.name][worst]:.1e} ({worst})")
         if not checked[peer.name][worst] < TOLERANCE:
@@ -338,7 +353,7 @@ def run(args: argparse.Namespace) -> int:
         "rows": [],
         "decode": [],
     }
-    for shape in [SMOKE] if args.smoke else SHAPES[device]:
+    for shape in _shapes(args, device):
         for peer in found:
             try:
                 _progress(result["rows"], time_peer(peer, shape, device, dtype, args), shape)

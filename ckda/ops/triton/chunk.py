@@ -245,7 +245,10 @@ def _intra(call: Call, p: Plan, x: Saved, where: _Chunks) -> Launch:
     arguments = _gate_arguments(call, p) | {"p_starts": where.starts, "p_ends": where.ends}
     made = ("q_forward", "k_forward", "k_back", "A", "G", "rho", "norms", "decay", "start", "end")
     outputs = {f"p_{name}": getattr(x, name) for name in made}
-    return Launch(intra_kernel, (p.slots, p.HV), arguments | outputs, num_warps=4)
+    grid = (p.slots, p.HV)
+    if p.split and p.K > 64:
+        return Launch(intra_kernel, grid, arguments | outputs, num_warps=8, maxnreg=128)
+    return Launch(intra_kernel, grid, arguments | outputs, num_warps=4)
 
 
 def _solver(p: Plan, x: Saved, where: _Chunks) -> Launch:
