@@ -92,7 +92,8 @@ def _setup_context(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
     *arguments, _ = inputs
     num = len(_TENSORS)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*arguments[:num], *output[2:])
+    _, backend = _split_arguments(tuple(arguments))
+    ctx.save_for_backward(*arguments[:num], *output[2:], *(output[:1] if backend.reads_output else ()))
     ctx.options = arguments[num:]
 
 

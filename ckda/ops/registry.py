@@ -25,6 +25,7 @@ class Backend:
     forward: Callable[[Call], tuple]
     backward: Callable[[Call, list[Tensor], Tensor, Tensor | None], Gradients] | None = None
     saved_like: Callable[[Call], list[Tensor]] | None = None  #: empty tensors of the shapes that `forward` saves
+    reads_output: bool = False  #: whether `backward` wants o as the last of what was saved
 
 
 class Choice(NamedTuple):
@@ -43,7 +44,7 @@ BACKENDS: dict[str, Backend] = {
     for backend in (
         Backend("reference", _serves_all, reference.forward),
         Backend("chunked", _serves_all, chunked.forward, chunked.backward, chunked.saved_like),
-        Backend("triton", triton.refuses, triton.forward, triton.backward, triton.saved_like),
+        Backend("triton", triton.refuses, triton.forward, triton.backward, triton.saved_like, reads_output=True),
         Backend("fla", fla.refuses, fla.forward),
     )
 }

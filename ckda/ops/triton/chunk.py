@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ckda.ops.call import Call, Gradients
-from ckda.ops.triton.chunk_backward import contract_kernel, gradient_kernel, reverse_kernel
+from ckda.ops.triton.chunk_backward import gradient_kernel, pair_kernel, reverse_kernel
 from ckda.ops.triton.chunk_forward import intra_kernel, solver_kernel, state_kernel
 from ckda.ops.triton.launch import Launch, power_of_two
 from ckda.ops.triton.recurrent import assemble
@@ -18,6 +18,7 @@ from ckda.ops.triton.recurrent import assemble
 __all__ = ["CHUNK", "Plan", "backward", "forward", "launches", "plan", "saved_like"]
 
 CHUNK = 32  # e^5 a step from the middle of 32 tokens stays within e^80, which bfloat16 and float32 hold
+FAST = {torch.bfloat16: "bf16"}  # input dtypes whose products take half-precision operands; float16 lacks the range
 SEGMENT = 128  # chunks of a segment, where a sequence is split
 SPLIT_FROM = 512  # chunks from which a sequence is split: shorter ones fill the card by their batch
 
@@ -42,8 +43,8 @@ class Plan(NamedTuple):
 
     @property
     def split(self) -> bool:
-        """Whether what must be exact is kept as two bfloat16 halves."""
-        return self.dtype == torch.bfloat16
+        """Whether products take half-precision operands, and what must be exact is kept as two halves."""
+        return self.dtype in FAST
 
     @property
     def slots(self) -> int:
@@ -60,7 +61,7 @@ def plan(call: Call) -> Plan:
     split = not packed and NC >= SPLIT_FROM
     segment = SEGMENT if split else NC
     dtype = call.v.dtype
-    work = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+    work = dtype if dtype in FAST else torch.float32
     return Plan(
         B,
         T,
@@ -80,9 +81,13 @@ def plan(call: Call) -> Plan:
 
 
 def _value_block(p: Plan, width: int) -> int:
-    """BV: the columns of the state that one program carries."""
-    largest = 64 if p.K <= 128 and p.dtype == torch.bfloat16 else 32
-    return min(largest, power_of_two(width))
+    """BV of the forward state pass: the columns of the state that one program carries."""
+    return min(64 if p.K <= 128 and p.split else 32, power_of_two(width))
+
+
+def _reverse_block(p: Plan) -> int:
+    """BV of the reverse pass, which holds more at a time."""
+    return min(32, power_of_two(p.V))
 
 
 class _Chunks(NamedTuple):
@@ -109,7 +114,6 @@ def _chunks(call: Call, p: Plan) -> _Chunks:
 
 def _gate_arguments(call: Call, p: Plan) -> dict[str, Any]:
     """The raw inputs and the flags that say how a chunk is read."""
-    unbounded = call.gate not in ("signed", "sigmoid")
     return {
         "p_q": call.q.contiguous(),
         "p_k": call.k.contiguous(),
@@ -121,7 +125,6 @@ def _gate_arguments(call: Call, p: Plan) -> dict[str, Any]:
         "T": p.T,
         "NC": p.NC,
         "TOKENS": p.B * p.T,
-        "SLOTS": p.slots,
         "scale": call.scale,
         "H": p.H,
         "HV": p.HV,
@@ -134,8 +137,8 @@ def _gate_arguments(call: Call, p: Plan) -> dict[str, Any]:
         "HAS_DT_BIAS": call.dt_bias is not None,
         "NORMALIZE": call.normalize_qk,
         "BETA_RANGE": call.beta_range or 0,
-        "BOUNDED": not unbounded,
-        "WIDE": unbounded or p.dtype != torch.bfloat16,
+        "BOUNDED": _is_bounded(call),
+        "WIDE": not _is_bounded(call) or not p.split,
         "KEEP_DECAY": _keeps_decay(call, p),
         "DOT": _dot(p.dtype),
         "PACKED": p.packed,
@@ -144,27 +147,34 @@ def _gate_arguments(call: Call, p: Plan) -> dict[str, Any]:
 
 def _keeps_decay(call: Call, p: Plan) -> bool:
     """Whether the forward pass keeps the cumulative decay for the backward, which then evaluates no gate."""
-    return call.gate in ("signed", "sigmoid") and p.dtype == torch.bfloat16
+    return _is_bounded(call) and p.split
+
+
+def _is_bounded(call: Call) -> bool:
+    """Whether |alpha| is at least e^-5."""
+    return call.gate in ("signed", "sigmoid")
 
 
 def _dot(dtype: torch.dtype) -> str:
     """The precision of products: bfloat16 operands for bfloat16 inputs, three TF32 products otherwise."""
-    return "bf16" if dtype == torch.bfloat16 else "tf32x3"
+    return FAST.get(dtype, "tf32x3")
 
 
 class Saved(NamedTuple):
     """What the forward pass leaves for the backward."""
 
-    q_start: Tensor  #: [B, T, HV, K]
-    k_start: Tensor
-    k_end: Tensor
+    q_forward: Tensor  #: [B, T, HV, K]
+    k_forward: Tensor
+    k_back: Tensor
     A: Tensor  #: [B, T, HV, C]
+    G: Tensor  #: float32 [B, T, HV, C]
     solver: Tensor  #: [B, T, HV, C] float32, or the high half
     solver_low: Tensor  #: [B, T, HV, C] the low half; empty where the solver is float32
     rho: Tensor  #: float32 [B, T, HV]
     norms: Tensor  #: float32 [3, B, T, HV]
     decay: Tensor  #: float32 [B, T, HV, K]; empty where it is not kept
-    total: Tensor  #: float32 [3, slots, HV, K]
+    start: Tensor  #: float32 [slots, HV, K]
+    end: Tensor
     y: Tensor  #: [B, T, HV, V]
     states: Tensor  #: [slots, HV, V, K]
     transitions: (
@@ -179,16 +189,18 @@ def _empty_saved(call: Call, p: Plan) -> Saved:
     keys, square = (p.B, p.T, p.HV, p.K), (p.B, p.T, p.HV, p.C)
     f32 = torch.float32
     return Saved(
-        q_start=empty(*keys, dtype=p.dtype),
-        k_start=empty(*keys, dtype=p.dtype),
-        k_end=empty(*keys, dtype=p.dtype),
+        q_forward=empty(*keys, dtype=p.work_dtype),
+        k_forward=empty(*keys, dtype=p.work_dtype),
+        k_back=empty(*keys, dtype=p.work_dtype),
         A=empty(*square, dtype=p.dtype),
+        G=empty(*square, dtype=f32),
         solver=empty(*square, dtype=p.work_dtype),
         solver_low=empty(*(square if p.split else (0,)), dtype=p.work_dtype),
         rho=empty(p.B, p.T, p.HV, dtype=f32),
         norms=empty(3, p.B, p.T, p.HV, dtype=f32),
         decay=empty(*(keys if _keeps_decay(call, p) else (0,)), dtype=f32),
-        total=empty(3, p.slots, p.HV, p.K, dtype=f32),
+        start=empty(p.slots, p.HV, p.K, dtype=f32),
+        end=empty(p.slots, p.HV, p.K, dtype=f32),
         y=empty(p.B, p.T, p.HV, p.V, dtype=p.work_dtype),
         states=empty(p.slots, p.HV, p.V, p.K, dtype=p.work_dtype),
         transitions=empty(p.B, p.num_segments - 1, p.HV, p.K, p.K, dtype=f32),
@@ -203,15 +215,17 @@ def saved_like(call: Call) -> list[Tensor]:
 def _state_arguments(p: Plan, x: Saved, where: _Chunks, call: Call) -> dict[str, Any]:
     """What both passes over the chunks read."""
     return {
-        "p_q_start": x.q_start,
-        "p_k_start": x.k_start,
-        "p_k_end": x.k_end,
+        "p_q_forward": x.q_forward,
+        "p_k_forward": x.k_forward,
+        "p_k_back": x.k_back,
         "p_A": x.A,
         "p_solver": x.solver,
         "p_solver_low": x.solver_low,
         "SPLIT": p.split,
         "p_rho": x.rho,
-        "p_total": x.total,
+        "p_start": x.start,
+        "p_end": x.end,
+        "BOUNDED": _is_bounded(call),
         "p_cu_seqlens": call.cu_seqlens,
         "p_first": where.first,
         "T": p.T,
@@ -227,16 +241,20 @@ def _state_arguments(p: Plan, x: Saved, where: _Chunks, call: Call) -> dict[str,
     }
 
 
-def _intra(call: Call, p: Plan, x: Saved, where: _Chunks, N: Tensor) -> Launch:
-    arguments = _gate_arguments(call, p) | {"p_starts": where.starts, "p_ends": where.ends, "p_N": N}
-    made = ("q_start", "k_start", "k_end", "A", "rho", "norms", "decay", "total")
+def _intra(call: Call, p: Plan, x: Saved, where: _Chunks) -> Launch:
+    arguments = _gate_arguments(call, p) | {"p_starts": where.starts, "p_ends": where.ends}
+    made = ("q_forward", "k_forward", "k_back", "A", "G", "rho", "norms", "decay", "start", "end")
     outputs = {f"p_{name}": getattr(x, name) for name in made}
-    return Launch(intra_kernel, (p.slots, p.HV), arguments | outputs, num_warps=4)
+    grid = (p.slots, p.HV)
+    if p.split and p.K > 64:
+        return Launch(intra_kernel, grid, arguments | outputs, num_warps=8, maxnreg=128)
+    return Launch(intra_kernel, grid, arguments | outputs, num_warps=4)
 
 
-def _solver(p: Plan, x: Saved, where: _Chunks, N: Tensor) -> Launch:
+def _solver(p: Plan, x: Saved, where: _Chunks) -> Launch:
     arguments = {
-        "p_N": N,
+        "p_G": x.G,
+        "p_rho": x.rho,
         "p_starts": where.starts,
         "p_ends": where.ends,
         "p_solver": x.solver,
@@ -304,17 +322,17 @@ def launches(call: Call) -> list[Launch]:
     p = plan(call)
     x, where = _empty_saved(call, p), _chunks(call, p)
     o, state = torch.empty_like(call.v), call.zero_state()
-    duy = torch.empty(p.B, p.T, p.HV, -(-p.V // _value_block(p, p.V)))
-    contracted = _empty_contracted(call, p)
+    duy = torch.empty(p.B, p.T, p.HV, -(-p.V // _reverse_block(p)))
+    out = _gradient_outputs(call, p)
     reverse = {"p_dv": o, "p_duy": duy, "p_dstates": x.states}
     return [
-        _intra(call, p, x, where, x.A.float()),
-        _solver(p, x, where, x.A.float()),
+        _intra(call, p, x, where),
+        _solver(p, x, where),
         _state(call, p, x, where, state, o, state),
         _state(call, p, x, where, None, None, x.transitions, "transition"),
         _reverse(call, p, x, where, o, state, state, reverse),
-        _contract(p, x, where, o, o, x.states, contracted),
-        _gradient(call, p, x, where, contracted, duy, _gradient_outputs(call, p)),
+        _pair(call, p, x, where, o, o, o, duy, out),
+        _gradient(call, p, x, where, o, o, x.states, out),
     ]
 
 
@@ -322,16 +340,14 @@ def forward(call: Call) -> tuple[Tensor, Tensor, list[Tensor]]:
     """o [B, T, HV, V], the final state [N, HV, K, V], and what :func:`backward` reads again."""
     p = plan(call)
     x, where = _empty_saved(call, p), _chunks(call, p)
-    N = torch.empty_like(x.A, dtype=torch.float32)
-    _intra(call, p, x, where, N)()
-    _solver(p, x, where, N)()
-    del N
+    _intra(call, p, x, where)()
+    _solver(p, x, where)()
     initial = None if call.initial_state is None else call.start_state().contiguous()
     if p.num_segments > 1:
         initial, transitions = _segment_starts(call, p, x, where)
         x.transitions.copy_(transitions[:, 1:])
-    o = torch.empty_like(call.v, memory_format=torch.contiguous_format)
     final = call.v.new_empty(p.N * p.num_segments, p.HV, p.K, p.V, dtype=torch.float32)
+    o = torch.empty_like(call.v, memory_format=torch.contiguous_format)
     _state(call, p, x, where, initial, o, final)()
     return o, final.unflatten(0, (p.N, -1))[:, -1], [*x]
 
@@ -346,7 +362,7 @@ def _reverse(
     dinitial: Tensor | None,
     outputs: dict[str, Any],
 ) -> Launch:
-    BV = _value_block(p, p.V)
+    BV = _reverse_block(p)
     arguments = _state_arguments(p, x, where, call) | {
         "p_do": do,
         "p_y": x.y,
@@ -362,7 +378,9 @@ def _reverse(
         "STORE_INITIAL": dinitial is not None,
         "SUMMARY": not outputs,
     }
-    return Launch(reverse_kernel, (-(-p.V // BV), p.HV, p.N * p.num_segments), arguments | outputs, num_warps=4)
+    return Launch(
+        reverse_kernel, (-(-p.V // BV), p.HV, p.N * p.num_segments), arguments | outputs, num_warps=4, num_stages=3
+    )
 
 
 def _segment_ends(call: Call, p: Plan, x: Saved, where: _Chunks, do: Tensor, dfinal: Tensor | None) -> Tensor:
@@ -374,78 +392,80 @@ def _segment_ends(call: Call, p: Plan, x: Saved, where: _Chunks, do: Tensor, dfi
     return backwards.flip(1).flatten(0, 1).contiguous()
 
 
-class Contracted(NamedTuple):
-    """What :func:`contract_kernel` leaves for :func:`gradient_kernel`."""
+def _gradient_block(p: Plan) -> tuple[int, int, int]:
+    """BK, BV and warps of the gradient kernel.
 
-    dq_start: Tensor  #: [B, T, HV, K]
-    dk_start: Tensor
-    dk_end: Tensor
-    dA: Tensor  #: [B, T, HV, C]
-    D: Tensor
-    diagonal: Tensor  #: float32 [B, T, HV]
-    dtotal: Tensor  #: float32 [slots, HV, K]
+    Four warps on 64 rows are avoided: Triton 3.6 then addresses shared memory out of range (LOG.md).
+    """
+    if p.K > 64 and p.split:
+        return 128, min(128, power_of_two(p.V)), 8
+    return min(32, power_of_two(p.K)), min(64 if p.split else 32, power_of_two(p.V)), 2
 
 
-def _empty_contracted(call: Call, p: Plan) -> Contracted:
-    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=call.v.device)
-
-    keys, square = (p.B, p.T, p.HV, p.K), (p.B, p.T, p.HV, p.C)
-    return Contracted(
-        dq_start=empty(*keys, dtype=p.work_dtype),
-        dk_start=empty(*keys, dtype=p.work_dtype),
-        dk_end=empty(*keys, dtype=p.work_dtype),
-        dA=empty(*square, dtype=p.work_dtype),
-        D=empty(*square, dtype=p.work_dtype),
-        diagonal=empty(p.B, p.T, p.HV),
-        dtotal=empty(p.slots, p.HV, p.K),
-    )
-
-
-def _contract(p: Plan, x: Saved, where: _Chunks, do: Tensor, dr: Tensor, dstates: Tensor, out: Contracted) -> Launch:
+def _pair(
+    call: Call,
+    p: Plan,
+    x: Saved,
+    where: _Chunks,
+    o: Tensor,
+    do: Tensor,
+    dr: Tensor,
+    duy: Tensor,
+    out: dict[str, Any],
+) -> Launch:
+    assert call.beta is not None
     arguments = {
+        "p_v": call.v.contiguous(),
+        "p_beta": call.beta.contiguous(),
         "p_starts": where.starts,
         "p_ends": where.ends,
-        "p_rho": x.rho,
-        "p_y": x.y,
+        "p_o": o,
         "p_do": do,
         "p_dr": dr,
-        "p_states": x.states,
-        "p_dstates": dstates,
+        "p_duy": duy,
         "T": p.T,
         "NC": p.NC,
+        "TOKENS": p.B * p.T,
         "HV": p.HV,
-        "K": p.K,
         "V": p.V,
-        "BK": power_of_two(p.K),
-        "BV": min(64 if p.split and p.K <= 128 else 32, power_of_two(p.V)),
+        "NV": duy.shape[-1],
+        "BV": min(64, power_of_two(p.V)),
         "C": p.C,
+        "BETA_RANGE": call.beta_range or 0,
         "DOT": _dot(p.dtype),
         "PACKED": p.packed,
     }
-    arguments |= {f"p_{name}": tensor for name, tensor in out._asdict().items()}
-    return Launch(contract_kernel, (p.slots, p.HV), arguments, num_warps=8 if p.K > 64 else 4)
+    arguments |= {f"p_{name}": getattr(x, name) for name in ("G", "rho", "norms", "y")}
+    arguments |= {name: out[name] for name in ("p_D", "p_dA", "p_scalars", "p_dbeta")}
+    return Launch(pair_kernel, (p.slots, p.HV), arguments, num_warps=2)
 
 
 def _gradient(
-    call: Call, p: Plan, x: Saved, where: _Chunks, contracted: Contracted, duy: Tensor, out: dict[str, Any]
+    call: Call, p: Plan, x: Saved, where: _Chunks, do: Tensor, dr: Tensor, dstates: Tensor, out: dict[str, Any]
 ) -> Launch:
-    arguments = _gate_arguments(call, p) | {
+    arguments = _gate_arguments(call, p)
+    for name in ("p_beta", "BETA_RANGE"):
+        del arguments[name]
+    BK, BV, num_warps = _gradient_block(p)
+    arguments |= {
         "p_starts": where.starts,
         "p_ends": where.ends,
-        "p_rho": x.rho,
-        "p_norms": x.norms,
-        "p_decay": x.decay,
-        "p_total": x.total,
-        "p_duy": duy,
-        "NV": duy.shape[-1],
+        "p_do": do,
+        "p_dr": dr,
+        "p_dstates": dstates,
+        "V": p.V,
+        "BK": BK,
+        "BV": BV,
     }
-    arguments |= {f"p_{name}": tensor for name, tensor in contracted._asdict().items()}
-    return Launch(gradient_kernel, (p.slots, p.HV), arguments | out, num_warps=8 if p.K > 64 else 4)
+    read = ("rho", "norms", "q_forward", "k_forward", "k_back", "decay", "end", "y", "states")
+    arguments |= {f"p_{name}": getattr(x, name) for name in read}
+    used = ("p_D", "p_dA", "p_scalars", "p_dq", "p_dk", "p_dg", "p_dlog_rate", "p_dbias")
+    arguments |= {name: out[name] for name in used}
+    return Launch(gradient_kernel, (-(-p.K // BK), p.slots, p.HV), arguments, num_warps=num_warps)
 
 
 def _gradient_outputs(call: Call, p: Plan) -> dict[str, Any]:
-    """Where :func:`gradient_kernel` writes: with grouped value heads dq and dk are summed over the group afterwards."""
+    """Where the last two kernels write: with grouped value heads dq and dk are summed over the group afterwards."""
     key_dtype = p.dtype if p.H == p.HV else torch.float32
     keys = (p.B, p.T, p.HV, p.K)
     assert call.beta is not None
@@ -458,6 +478,9 @@ def _gradient_outputs(call: Call, p: Plan) -> dict[str, Any]:
         "p_dq": torch.empty(keys, dtype=key_dtype, device=device),
         "p_dk": torch.empty(keys, dtype=key_dtype, device=device),
         "p_dg": torch.empty(keys, dtype=call.g.dtype, device=device),
+        "p_D": torch.empty(p.B, p.T, p.HV, p.C, dtype=p.work_dtype, device=device),
+        "p_dA": torch.empty(p.B, p.T, p.HV, p.C, dtype=p.work_dtype, device=device),
+        "p_scalars": torch.empty(3, p.B, p.T, p.HV, dtype=torch.float32, device=device),
         "p_dbeta": torch.empty(p.B, p.T, p.HV, dtype=call.beta.dtype, device=device),
         "p_dlog_rate": parts(call.A_log),
         "p_dbias": parts(call.dt_bias),
@@ -465,25 +488,27 @@ def _gradient_outputs(call: Call, p: Plan) -> dict[str, Any]:
 
 
 def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None) -> Gradients:
-    """Gradients of everything :class:`Gradients` names, from do [B, T, HV, V] and dfinal [N, HV, K, V] or None."""
-    p, x = plan(call), Saved(*saved)
+    """Gradients of everything :class:`Gradients` names, from do [B, T, HV, V] and dfinal [N, HV, K, V] or None.
+
+    The last of `saved` is o.
+    """
+    *kept, o = saved
+    p, x = plan(call), Saved(*kept)
     where, do = _chunks(call, p), do.contiguous()
     dfinal = None if dfinal is None else dfinal.float().contiguous()
     if p.num_segments > 1:
         dfinal = _segment_ends(call, p, x, where, do, dfinal)
     dv = torch.empty_like(call.v, memory_format=torch.contiguous_format)
-    duy = torch.empty(p.B, p.T, p.HV, -(-p.V // _value_block(p, p.V)), dtype=torch.float32, device=do.device)
+    duy = torch.empty(p.B, p.T, p.HV, -(-p.V // _reverse_block(p)), dtype=torch.float32, device=do.device)
     dstates = torch.empty_like(x.states)
     dinitial = None
     if call.initial_state is not None:
         dinitial = torch.empty(p.N * p.num_segments, p.HV, p.K, p.V, dtype=torch.float32, device=do.device)
     outputs = {"p_dv": dv, "p_duy": duy, "p_dstates": dstates}
     _reverse(call, p, x, where, do, dfinal, dinitial, outputs)()
-    contracted = _empty_contracted(call, p)
-    _contract(p, x, where, do, dv, dstates, contracted)()
-    del dstates
     out = _gradient_outputs(call, p)
-    _gradient(call, p, x, where, contracted, duy, out)()
+    _pair(call, p, x, where, o, do, dv, duy, out)()
+    _gradient(call, p, x, where, do, dv, dstates, out)()
     if dinitial is not None:
         dinitial = dinitial.unflatten(0, (p.N, -1))[:, 0].contiguous()
     return assemble(call, out | {"p_dv": dv, "p_dinitial": dinitial})

@@ -1,14 +1,16 @@
-"""The chunk form, backward: three kernels. Notation of ckda/ops/triton/chunk_forward.py; r = v - (k * gamma) S.
+"""The chunk form, backward: three kernels.
+
+The notation is that of ckda/ops/triton/chunk_forward.py; r = v - (k * gamma) S.
 
 `reverse_kernel` runs over the chunks backwards, with dS the gradient of the state after the chunk:
 
     du = A^T do + (k * Gamma / gamma) dS,     dv = dr = (I + G Diag(rho))^-T (rho du),
     dS' = Gamma dS + (q * gamma)^T do - (k * gamma)^T dr.
 
-`contract_kernel` and `gradient_kernel` (parallel over chunks) finish everything else, the first what is contracted over the
-values. With D_ij = dr_i . y_j (j < i) and dA_ij = do_i . u_j,
+`pair_kernel` (parallel over chunks) and `gradient_kernel` (and over blocks of channels) finish everything else. With
+D_ij = dr_i . y_j (j < i) and dA_ij = do_i . u_j,
 
-    drho_j = du_j . y_j - k_j . X_j,    X_j = sum_i D_ij Diag(gamma_i / gamma_j) k_i,
+    drho_j = du_j . y_j - sum_i G_ij D_ij,    X_j = sum_i D_ij Diag(gamma_i / gamma_j) k_i,
     dq_i = gamma_i * (S do_i) + sum_j dA_ij (gamma_i / gamma_j) k_j,
     dk_i = - gamma_i * (S dr_i) - sum_j D_ij rho_j (gamma_i / gamma_j) k_j                      (k_i as a row)
            + sum_l dA_li (gamma_l / gamma_i) q_l - rho_i X_i + (Gamma / gamma_i) * (dS u_i)     (k_i as a column),
@@ -21,7 +23,7 @@ learning rate and of the norm follow on the same tiles, and each gradient is wri
 import triton
 import triton.language as tl
 
-from ckda.ops.triton.chunk_forward import head_gate, load_chunk, sequence_place
+from ckda.ops.triton.chunk_forward import chunk_gate, head_gate, sequence_place
 from ckda.ops.triton.tile import (
     at_token,
     bounded_decays,
@@ -36,27 +38,28 @@ from ckda.ops.triton.tile import (
     unbounded_decays,
 )
 
-__all__ = ["contract_kernel", "gradient_kernel", "reverse_kernel"]
+__all__ = ["gradient_kernel", "pair_kernel", "reverse_kernel"]
 
 
 @triton.jit
 def reverse_kernel(
     p_do,  # [B * T, HV, V]
     p_y,  # [B * T, HV, V]
-    p_q_start,  # [B * T, HV, K]
-    p_k_start,
-    p_k_end,
+    p_q_forward,  # [B * T, HV, K]
+    p_k_forward,
+    p_k_back,
     p_A,  # [B * T, HV, C]
     p_solver,  # [B * T, HV, C]
     p_solver_low,
     p_rho,  # [B * T, HV]
-    p_total,  # [B * NC, HV, K]
+    p_start,  # [B * NC, HV, K]
+    p_end,
     p_dfinal,  # float32 [N, HV, K, V]
     p_cu_seqlens,
     p_first,
     p_dv,  # out [B * T, HV, V]
     p_duy,  # out float32 [B * T, HV, NV] du . y over each block of values
-    p_dstates,  # out [B * NC, HV, V, K] of the state after each chunk
+    p_dstates,  # out [B * NC, HV, V, K] Gamma / gamma_a times that of the state after each chunk
     p_dinitial,  # out float32 [N, HV, K, V], where STORE_INITIAL
     T,
     NC,
@@ -72,6 +75,7 @@ def reverse_kernel(
     HAS_FINAL: tl.constexpr,
     STORE_INITIAL: tl.constexpr,
     SUMMARY: tl.constexpr,
+    BOUNDED: tl.constexpr,
     SPLIT: tl.constexpr,
     DOT: tl.constexpr,
     PACKED: tl.constexpr,
@@ -102,9 +106,9 @@ def reverse_kernel(
         o_key = line * K
         o_value = line * V
         o_square = line * C
-        b_k_end = tl.load(p_k_end + o_key + b_key_offset, mask=m_key, other=0.0)
-        b_k_start = tl.load(p_k_start + o_key + b_key_offset, mask=m_key, other=0.0)
-        b_q_start = tl.load(p_q_start + o_key + b_key_offset, mask=m_key, other=0.0)
+        b_k_back = tl.load(p_k_back + o_key + b_key_offset, mask=m_key, other=0.0)
+        b_k_forward = tl.load(p_k_forward + o_key + b_key_offset, mask=m_key, other=0.0)
+        b_q_forward = tl.load(p_q_forward + o_key + b_key_offset, mask=m_key, other=0.0)
         b_A = tl.load(p_A + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
         b_solver = tl.load(p_solver + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
         b_solver_low = b_solver
@@ -113,8 +117,11 @@ def reverse_kernel(
         b_do = tl.load(p_do + o_value + b_value_offset, mask=m_out, other=0.0)
         b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
         i_slot = first + c
-        b_total = tl.load(p_total + (i_slot * HV + i_hv) * K + b_channel, mask=m_channel, other=1.0)
-        b_du = dot(b_do, b_A, DOT) + dot_left_split(b_dS, tl.trans(b_k_end), DOT)
+        o_decay = (i_slot * HV + i_hv) * K + b_channel
+        b_end = tl.load(p_end + o_decay, mask=m_channel, other=1.0)
+        if BOUNDED:
+            b_dS *= b_end[None, :]
+        b_du = dot(b_do, b_A, DOT) + dot_left_split(b_dS, tl.trans(b_k_back), DOT)
         b_dr = dot_split(b_du * b_rho[None, :], b_solver, b_solver_low, DOT)
         if not SUMMARY:
             o_slot = (i_slot * HV + i_hv) * (K * V)
@@ -122,40 +129,21 @@ def reverse_kernel(
             tl.store(p_dv + o_value + b_value_offset, b_dr, mask=m_out)
             b_y = tl.load(p_y + o_value + b_value_offset, mask=m_out, other=0.0).to(tl.float32)
             tl.store(p_duy + line * NV + b_line * NV + i_v, tl.sum(b_du * b_y, 0), mask=m_token)
-        b_dS = b_dS * b_total[None, :] + dot(b_do, b_q_start, DOT) - dot_left_split(b_dr, b_k_start, DOT)
+        if not BOUNDED:
+            b_dS *= b_end[None, :]
+        b_dS += dot(b_do, b_q_forward, DOT) - dot_left_split(b_dr, b_k_forward, DOT)
+        if BOUNDED:
+            b_dS *= tl.load(p_start + o_decay, mask=m_channel, other=1.0)[None, :]
     if STORE_INITIAL:
         tl.store(p_dinitial + o_state, b_dS, mask=m_state)
 
 
 @triton.jit
-def _bounded_gradients(
-    b_q, b_k, b_sum, b_sign, b_first, b_end, b_dA, b_D, b_rho, b_dq, b_dk, b_dk_end, DOT: tl.constexpr
-):
-    """dq, dk, the gradient of cumulative log|alpha|, that of the keys that reach the chunk's end, k . X, and Gamma.
-
-    b_dq, b_dk, b_dk_end come in as the gradients of q * gamma, k * gamma and k * Gamma / gamma; the strict pairs are added by
-    factors. A pair counts once as a row and once as a column of the gates' gradient, and in the sum over tokens the two must
-    cancel: so both are made of the same rounded factors.
-    """
-    b_forward, b_back, b_start = tl.exp2(b_sum) * b_sign, tl.exp2(-b_sum) * b_sign, tl.exp2(b_first)
-    b_scaled = b_k * b_back
-    b_qf, b_kf = operand(b_q * b_forward, DOT), operand(b_k * b_forward, DOT)
-    b_kb, b_kb_rho = operand(b_scaled, DOT), operand(b_scaled * b_rho[None, :], DOT)
-    b_dk = b_dk * b_start[:, None] - dot(b_kb_rho, tl.trans(b_D), DOT)
-    b_dlog = b_kf.to(tl.float32) * b_dk
-    b_dk *= b_forward
-    b_column = dot(b_kf, b_D, DOT)
-    b_kX = tl.sum(b_scaled * b_column, 0)
-    b_dlog += b_kb_rho.to(tl.float32) * b_column
-    b_dk_end *= b_end[:, None]
-    b_reach = tl.sum(b_kb.to(tl.float32) * b_dk_end, 1)
-    b_dk_end += dot(b_qf, b_dA, DOT)
-    b_dlog -= b_kb.to(tl.float32) * b_dk_end
-    b_dk += b_back * (b_dk_end - b_rho[None, :] * b_column)
-    b_dq = b_dq * b_start[:, None] + dot(b_kb, tl.trans(b_dA), DOT)
-    b_dlog += b_qf.to(tl.float32) * b_dq
-    b_dq *= b_forward
-    return b_dq, b_dk, b_dlog, b_reach, b_kX, b_start * b_end
+def _kept_decay(b_decay):
+    """(gamma / gamma_a, gamma_a / gamma) [BK, C], signed, from what the forward pass kept."""
+    b_sum = tl.abs(b_decay) - 256.0
+    b_sign = tl.where(b_decay < 0, -1.0, 1.0)
+    return tl.exp2(b_sum) * b_sign, tl.exp2(-b_sum) * b_sign
 
 
 @triton.jit
@@ -163,14 +151,13 @@ def _unbounded_gradients(
     b_q, b_k, b_log, b_negative, b_dA, b_D, b_rho, b_dq_start, b_dk_start, b_dk_end,
     C: tl.constexpr, BK: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """The same by the difference of every pair."""
+    """dq, dk, the gradient of cumulative log|alpha|, and that of the keys that reach the chunk's end, pair by pair."""
     b_gamma, b_to_end, b_sign = unbounded_decays(b_log, b_negative, C, DOT)
     b_index = tl.arange(0, C)
     b_cum = tl.cumsum(b_log, 1)
     b_dq = tl.zeros([BK, C], tl.float32)
     b_dk = tl.zeros([BK, C], tl.float32)
     b_dk_column = tl.zeros([BK, C], tl.float32)
-    b_kX = tl.zeros([C], tl.float32)
     for j in range(C):
         m_later = b_index[None, :] > j
         b_decay = tl.exp2(tl.where(m_later, b_cum - at_token(b_cum, j, C)[:, None], 0.0).to(tl.float32))
@@ -185,91 +172,172 @@ def _unbounded_gradients(
         b_X = tl.sum(b_D_j * b_k * b_decay, 1)
         b_column = tl.sum(b_dA_j * b_q * b_decay, 1) - b_rho_j * b_X
         b_dk_column = tl.where(b_index[None, :] == j, b_column[:, None], b_dk_column)
-        b_kX = tl.where(b_index == j, tl.sum(b_k_j * b_X, 0), b_kX)
     b_dq += b_gamma * b_dq_start
     b_dk += b_gamma * b_dk_start
     b_dk_end *= b_to_end
     b_dk_column += b_dk_end
     b_dlog = b_q * b_dq + b_k * (b_dk - b_dk_column)
-    return b_dq, b_dk + b_dk_column, b_dlog, tl.sum(b_k * b_dk_end, 1), b_kX, at_token(b_gamma, C - 1, C)
+    return b_dq, b_dk + b_dk_column, b_dlog, tl.sum(b_k * b_dk_end, 1)
 
 
 @triton.jit
-def _kept_chunk(
-    p_q, p_k, p_norms, p_decay, p_first, line, begin, m_token, i_hv, num_lines,
-    H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, scale, NORMALIZE: tl.constexpr,
-):  # fmt: skip
-    """q and k as used, and the sum and sign of :func:`bounded_decays`, from what the forward pass kept."""
-    b_channel, b_index = tl.arange(0, BK), tl.arange(0, C)
-    m_channel = b_channel < K
-    m_tile = m_channel[:, None] & m_token[None, :]
-    o_k = b_index[None, :] * (H * K) + b_channel[:, None]
-    o_head = (begin * H + i_hv // (HV // H)) * K
-    b_q = tl.load(p_q + o_head + o_k, mask=m_tile, other=0.0)
-    b_k = tl.load(p_k + o_head + o_k, mask=m_tile, other=0.0)
-    dtype = b_k.dtype
-    b_q, b_k = b_q.to(tl.float32), b_k.to(tl.float32)
-    if NORMALIZE:
-        b_q_inverse = tl.load(p_norms + line + b_index * HV, mask=m_token, other=0.0)
-        b_k_inverse = tl.load(p_norms + num_lines + line + b_index * HV, mask=m_token, other=0.0)
-        b_q, b_k = b_q * (b_q_inverse * scale)[None, :], b_k * b_k_inverse[None, :]
-    else:
-        b_q = b_q * scale
-    b_q, b_k = b_q.to(dtype).to(tl.float32), b_k.to(dtype).to(tl.float32)
-    b_decay = tl.load(p_decay + line * K + b_index[None, :] * (HV * K) + b_channel[:, None], mask=m_tile, other=0.0)
-    b_sign = tl.where(b_decay.to(tl.int32, bitcast=True) < 0, -1.0, 1.0)
-    b_first = tl.load(p_first + b_channel, mask=m_channel, other=0.0)
-    return b_q, b_k, -tl.abs(b_decay) - b_first[:, None], b_sign
+def pair_kernel(
+    p_v,  # [B * T, HV, V]
+    p_beta,  # [B * T, HV]
+    p_starts,
+    p_ends,
+    p_G,  # [B * T, HV, C]
+    p_rho,  # [B * T, HV]
+    p_norms,  # [3, B * T, HV]
+    p_o,  # [B * T, HV, V]
+    p_y,  # [B * T, HV, V]
+    p_do,  # [B * T, HV, V]
+    p_dr,  # [B * T, HV, V]
+    p_duy,  # [B * T, HV, NV]
+    p_D,  # out [B * T, HV, C] strictly lower
+    p_dA,  # out [B * T, HV, C] strictly lower
+    p_scalars,  # out float32 [3, B * T, HV] dA_ii, q . dq, k . dk
+    p_dbeta,  # out [B * T, HV]
+    T,
+    NC,
+    TOKENS,  # B * T
+    HV: tl.constexpr,
+    V: tl.constexpr,
+    NV: tl.constexpr,
+    BV: tl.constexpr,
+    C: tl.constexpr,
+    BETA_RANGE: tl.constexpr,
+    DOT: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    """The products of a chunk's tokens over the values, and dbeta.
+
+    What the norms' backward needs is found here too: q . dq = o . do, since o is linear in q, and k . dk = (2 y - v) . dr, of which
+    the row gives (y - v) . dr and the column u . du.
+    """
+    i_chunk, i_hv = tl.program_id(0), tl.program_id(1)
+    begin, end = chunk_place(i_chunk, p_starts, p_ends, T, NC, C, PACKED)
+    b_index = tl.arange(0, C)
+    m_token = b_index < (end - begin).to(tl.int32)
+    line = begin * HV + i_hv  # the first token's row of [B * T, HV]
+    b_line = b_index * HV
+    b_D = tl.zeros([C, C], tl.float32)
+    b_dA = tl.zeros([C, C], tl.float32)
+    b_diagonal = tl.zeros([C], tl.float32)
+    b_q_dq = tl.zeros([C], tl.float32)
+    b_k_dk = tl.zeros([C], tl.float32)
+    for v in range(0, V, BV):
+        b_value = v + tl.arange(0, BV)
+        m_out = m_token[:, None] & (b_value < V)[None, :]
+        o_value = b_line[:, None] * V + b_value[None, :]
+        b_y = tl.load(p_y + line * V + o_value, mask=m_out, other=0.0)
+        b_do = tl.load(p_do + line * V + o_value, mask=m_out, other=0.0)
+        b_dr = tl.load(p_dr + line * V + o_value, mask=m_out, other=0.0)
+        b_o = tl.load(p_o + line * V + o_value, mask=m_out, other=0.0).to(tl.float32)
+        b_v = tl.load(p_v + line * V + o_value, mask=m_out, other=0.0).to(tl.float32)
+        b_D += dot(b_dr, tl.trans(b_y), DOT)
+        b_dA += dot(b_do, tl.trans(b_y), DOT)
+        b_wide_y, b_wide_do = b_y.to(tl.float32), b_do.to(tl.float32)
+        b_diagonal += tl.sum(b_wide_do * b_wide_y, 1)
+        b_q_dq += tl.sum(b_wide_do * b_o, 1)
+        b_k_dk += tl.sum(b_dr.to(tl.float32) * (2.0 * b_wide_y - b_v), 1)
+    b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
+    m_lower = b_index[:, None] > b_index[None, :]
+    o_square = b_line[:, None] * C + b_index[None, :]
+    b_D = tl.where(m_lower, b_D, 0.0)
+    tl.store(p_D + line * C + o_square, b_D, mask=m_token[:, None])
+    tl.store(p_dA + line * C + o_square, tl.where(m_lower, b_dA * b_rho[None, :], 0.0), mask=m_token[:, None])
+    num_lines = TOKENS.to(tl.int64) * HV
+    tl.store(p_scalars + line + b_line, b_diagonal * b_rho, mask=m_token)
+    tl.store(p_scalars + num_lines + line + b_line, b_q_dq, mask=m_token)
+    tl.store(p_scalars + 2 * num_lines + line + b_line, b_k_dk, mask=m_token)
+
+    b_drho = -tl.sum(b_D * tl.load(p_G + line * C + o_square, mask=m_token[:, None], other=0.0), 0)
+    for i in tl.static_range(NV):
+        b_drho += tl.load(p_duy + line * NV + b_line * NV + i, mask=m_token, other=0.0)
+    b_dbeta = b_drho / tl.load(p_norms + 2 * num_lines + line + b_line, mask=m_token, other=1.0)
+    if BETA_RANGE > 0:
+        b_beta = tl.load(p_beta + line + b_line, mask=m_token, other=0.0).to(tl.float32)
+        b_dbeta *= learning_rate(b_beta, BETA_RANGE) * learning_rate(-b_beta, 1)
+    tl.store(p_dbeta + line + b_line, b_dbeta, mask=m_token)
 
 
 @triton.jit
-def contract_kernel(
+def gradient_kernel(
+    p_q,
+    p_k,
+    p_g,
+    p_sign,
+    p_A_log,
+    p_dt_bias,
     p_starts,
     p_ends,
     p_rho,  # [B * T, HV]
+    p_norms,  # [3, B * T, HV]
+    p_q_forward,  # [B * T, HV, K]
+    p_k_forward,
+    p_k_back,
+    p_decay,  # [B * T, HV, K], where KEEP_DECAY
+    p_end,  # [B * NC, HV, K]
+    p_D,  # [B * T, HV, C]
+    p_dA,  # [B * T, HV, C]
+    p_scalars,  # [3, B * T, HV] dA_ii, q . dq, k . dk
     p_y,  # [B * T, HV, V]
     p_do,  # [B * T, HV, V]
     p_dr,  # [B * T, HV, V]
     p_states,  # [B * NC, HV, V, K]
     p_dstates,  # [B * NC, HV, V, K]
-    p_dq_start,  # out [B * T, HV, K] S do, the gradient of q * gamma
-    p_dk_start,  # out [B * T, HV, K] -S dr, that of k * gamma
-    p_dk_end,  # out [B * T, HV, K] dS u, that of k * Gamma / gamma
-    p_dA,  # out [B * T, HV, C] strictly lower
-    p_D,  # out [B * T, HV, C] strictly lower
-    p_diagonal,  # out float32 [B * T, HV] dA_ii
-    p_dtotal,  # out float32 [B * NC, HV, K] the gradient of Gamma
+    p_dq,  # out [B * T, HV, K]
+    p_dk,  # out [B * T, HV, K]
+    p_dg,  # out [B * T, HV, K]
+    p_dlog_rate,  # out float32 [B * NC, HV, K] the chunk's part of dA_log, where HAS_A_LOG
+    p_dbias,  # out float32 [B * NC, HV, K] the chunk's part of ddt_bias, where HAS_DT_BIAS
     T,
     NC,
+    TOKENS,  # B * T
+    scale,
+    H: tl.constexpr,
     HV: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
     C: tl.constexpr,
+    GATE: tl.constexpr,
+    SIGNED: tl.constexpr,
+    HAS_A_LOG: tl.constexpr,
+    HAS_DT_BIAS: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    BOUNDED: tl.constexpr,
+    WIDE: tl.constexpr,
+    KEEP_DECAY: tl.constexpr,
     DOT: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """What is contracted over the values."""
-    i_chunk, i_hv = tl.program_id(0), tl.program_id(1)
+    """All gradients of BK channels of a chunk but dv, which is dr. No channel waits for another."""
+    i_chunk, i_hv, i_k = tl.program_id(1), tl.program_id(2), tl.program_id(0)
     begin, end = chunk_place(i_chunk, p_starts, p_ends, T, NC, C, PACKED)
     b_index = tl.arange(0, C)
     m_token = b_index < (end - begin).to(tl.int32)
-    line = begin * HV + i_hv
+    line = begin * HV + i_hv  # the first token's row of [B * T, HV]
     b_line = b_index * HV
-    b_channel = tl.arange(0, BK)
+    b_channel = i_k * BK + tl.arange(0, BK)
     m_channel = b_channel < K
+    m_tile = m_channel[:, None] & m_token[None, :]
+    o_g = b_line[None, :] * K + b_channel[:, None]
+    o_slot = (i_chunk * HV + i_hv).to(tl.int64)
     b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
-    b_D = tl.zeros([C, C], tl.float32)
-    b_dA = tl.zeros([C, C], tl.float32)
+
+    num_lines = TOKENS.to(tl.int64) * HV
+    o_square = b_line[:, None] * C + b_index[None, :]
+    b_D = tl.load(p_D + line * C + o_square, mask=m_token[:, None], other=0.0)
+    b_dA = tl.load(p_dA + line * C + o_square, mask=m_token[:, None], other=0.0)
+
+    # what is contracted over the values
     b_dq = tl.zeros([BK, C], tl.float32)
     b_dk = tl.zeros([BK, C], tl.float32)
     b_dk_end = tl.zeros([BK, C], tl.float32)
-    b_dtotal = tl.zeros([BK], tl.float32)
-    b_diagonal = tl.zeros([C], tl.float32)
-    o_slot = (i_chunk * HV + i_hv).to(tl.int64) * (K * V)
-    p_states += o_slot
-    p_dstates += o_slot
+    b_through = tl.zeros([BK], tl.float32)  # what spans the whole chunk, of the gradient of log|alpha|
     for v in range(0, V, BV):
         b_value = v + tl.arange(0, BV)
         m_value = b_value < V
@@ -278,173 +346,90 @@ def contract_kernel(
         b_y = tl.load(p_y + line * V + o_value, mask=m_out, other=0.0)
         b_do = tl.load(p_do + line * V + o_value, mask=m_out, other=0.0)
         b_dr = tl.load(p_dr + line * V + o_value, mask=m_out, other=0.0)
-        b_u = (b_y.to(tl.float32) * b_rho[:, None]).to(b_y.dtype)
         o_state = b_channel[:, None] + b_value[None, :] * K
         m_state = m_channel[:, None] & m_value[None, :]
-        b_S = tl.load(p_states + o_state, mask=m_state, other=0.0)
-        b_dS = tl.load(p_dstates + o_state, mask=m_state, other=0.0)
-        b_D += dot(b_dr, tl.trans(b_y), DOT)
-        b_dA += dot(b_do, tl.trans(b_u), DOT)
-        b_diagonal += tl.sum(b_do.to(tl.float32) * b_u.to(tl.float32), 1)
+        b_S = tl.load(p_states + o_slot * (K * V) + o_state, mask=m_state, other=0.0)
+        b_dS = tl.load(p_dstates + o_slot * (K * V) + o_state, mask=m_state, other=0.0)
         b_dq += dot(b_S, tl.trans(b_do), DOT)
         b_dk -= dot(b_S, tl.trans(b_dr), DOT)
-        b_dk_end += dot(b_dS, tl.trans(b_u), DOT)
-        b_dtotal += tl.sum(b_S.to(tl.float32) * b_dS.to(tl.float32), 1)
-    m_tile = m_channel[:, None] & m_token[None, :]
-    o_g = b_line[None, :] * K + b_channel[:, None]
-    tl.store(p_dq_start + line * K + o_g, b_dq, mask=m_tile)
-    tl.store(p_dk_start + line * K + o_g, b_dk, mask=m_tile)
-    tl.store(p_dk_end + line * K + o_g, b_dk_end, mask=m_tile)
-    m_lower = b_index[:, None] > b_index[None, :]
-    o_square = line * C + b_line[:, None] * C + b_index[None, :]
-    tl.store(p_dA + o_square, tl.where(m_lower, b_dA, 0.0), mask=m_token[:, None])
-    tl.store(p_D + o_square, tl.where(m_lower, b_D, 0.0), mask=m_token[:, None])
-    tl.store(p_diagonal + line + b_line, b_diagonal, mask=m_token)
-    tl.store(p_dtotal + (i_chunk * HV + i_hv).to(tl.int64) * K + b_channel, b_dtotal, mask=m_channel)
+        b_dk_end += dot(b_dS, tl.trans(b_y), DOT)
+        b_through += tl.sum(b_S.to(tl.float32) * b_dS.to(tl.float32), 1)
+    b_dk_end *= b_rho[None, :]
 
-
-@triton.jit
-def gradient_kernel(
-    p_q,
-    p_k,
-    p_g,
-    p_beta,
-    p_sign,
-    p_A_log,
-    p_dt_bias,
-    p_starts,
-    p_ends,
-    p_rho,  # [B * T, HV]
-    p_norms,  # [3, B * T, HV]
-    p_decay,  # [B * T, HV, K], where KEEP_DECAY
-    p_total,  # [3, B * NC, HV, K]
-    p_dq_start,  # [B * T, HV, K]
-    p_dk_start,
-    p_dk_end,
-    p_dA,  # [B * T, HV, C]
-    p_D,  # [B * T, HV, C]
-    p_diagonal,  # [B * T, HV]
-    p_dtotal,  # [B * NC, HV, K]
-    p_duy,  # [B * T, HV, NV]
-    p_dq,  # out [B * T, HV, K]
-    p_dk,  # out [B * T, HV, K]
-    p_dg,  # out [B * T, HV, K]
-    p_dbeta,  # out [B * T, HV]
-    p_dlog_rate,  # out float32 [B * NC, HV, K] the chunk's part of dA_log, where HAS_A_LOG
-    p_dbias,  # out float32 [B * NC, HV, K] the chunk's part of ddt_bias, where HAS_DT_BIAS
-    T,
-    NC,
-    TOKENS,  # B * T
-    SLOTS,  # B * NC
-    scale,
-    H: tl.constexpr,
-    HV: tl.constexpr,
-    K: tl.constexpr,
-    NV: tl.constexpr,
-    BK: tl.constexpr,
-    C: tl.constexpr,
-    GATE: tl.constexpr,
-    SIGNED: tl.constexpr,
-    HAS_A_LOG: tl.constexpr,
-    HAS_DT_BIAS: tl.constexpr,
-    NORMALIZE: tl.constexpr,
-    BETA_RANGE: tl.constexpr,
-    BOUNDED: tl.constexpr,
-    WIDE: tl.constexpr,
-    KEEP_DECAY: tl.constexpr,
-    DOT: tl.constexpr,
-    PACKED: tl.constexpr,
-):
-    """All gradients of a chunk but dv, which is dr."""
-    i_chunk, i_hv = tl.program_id(0), tl.program_id(1)
-    begin, end = chunk_place(i_chunk, p_starts, p_ends, T, NC, C, PACKED)
-    b_index = tl.arange(0, C)
-    m_token = b_index < (end - begin).to(tl.int32)
-    line = begin * HV + i_hv  # the first token's row of [B * T, HV]
-    b_line = b_index * HV
-    b_channel = tl.arange(0, BK)
-    m_channel = b_channel < K
-    b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
-    num_lines = TOKENS.to(tl.int64) * HV
-    p_first = p_total + (SLOTS.to(tl.int64) + i_chunk) * (HV * K) + i_hv * K
-    p_end = p_first + SLOTS.to(tl.int64) * (HV * K)
-
-    m_tile = m_channel[:, None] & m_token[None, :]
-    o_g = b_line[None, :] * K + b_channel[:, None]
-    o_square = line * C + b_line[:, None] * C + b_index[None, :]
-    b_dA = tl.load(p_dA + o_square, mask=m_token[:, None], other=0.0)
-    b_D = tl.load(p_D + o_square, mask=m_token[:, None], other=0.0)
-    b_dq = tl.load(p_dq_start + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)
-    b_dk = tl.load(p_dk_start + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)
-    b_dk_end = tl.load(p_dk_end + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)
-    if KEEP_DECAY:
-        b_q, b_k, b_sum, b_sign = _kept_chunk(
-            p_q,
-            p_k,
-            p_norms,
-            p_decay,
-            p_first,
-            line,
-            begin,
-            m_token,
-            i_hv,
-            num_lines,
-            H,
-            HV,
-            K,
-            BK,
-            C,
-            scale,
-            NORMALIZE,
-        )
-        b_first, b_end = tl.load(p_first + b_channel, mask=m_channel), tl.load(p_end + b_channel, mask=m_channel)
-    else:
-        b_q, b_k, _, _, _, b_log, b_negative = load_chunk(
-            p_q, p_k, p_g, p_sign, p_A_log, p_dt_bias, begin, m_token, i_hv,
-            H, HV, K, BK, C, scale, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, WIDE,
+    if not KEEP_DECAY:
+        o_k = b_index[None, :] * (H * K) + b_channel[:, None]
+        head = (begin * H + i_hv // (HV // H)) * K
+        b_q = tl.load(p_q + head + o_k, mask=m_tile, other=0.0)
+        b_k = tl.load(p_k + head + o_k, mask=m_tile, other=0.0)
+        if NORMALIZE:
+            b_inverse = tl.load(p_norms + line + b_line, mask=m_token, other=0.0) * scale
+            b_q = (b_q.to(tl.float32) * b_inverse[None, :]).to(b_q.dtype)
+            b_inverse = tl.load(p_norms + num_lines + line + b_line, mask=m_token, other=0.0)
+            b_k = (b_k.to(tl.float32) * b_inverse[None, :]).to(b_k.dtype)
+        else:
+            b_q = (b_q.to(tl.float32) * scale).to(b_q.dtype)
+        b_q, b_k = b_q.to(tl.float32), b_k.to(tl.float32)
+        b_log, b_negative = chunk_gate(
+            tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0),
+            p_sign, p_A_log, p_dt_bias, line * K, o_g, m_tile, i_hv, b_channel,
+            K, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, WIDE,
         )  # fmt: skip
-        if BOUNDED:
-            b_sum, b_sign, b_first, b_end = bounded_decays(b_log, b_negative, C, DOT, WIDE)
     if BOUNDED:
-        b_dq, b_dk, b_dlog, b_reach, b_kX, b_total = _bounded_gradients(
-            b_q, b_k, b_sum, b_sign, b_first, b_end, b_dA, b_D, b_rho, b_dq, b_dk, b_dk_end, DOT
-        )
+        # A pair counts once as a row and once as a column of the gates' gradient, and in the sum over tokens the two must cancel:
+        # so both are made of the same rounded factors.
+        b_kb = tl.load(p_k_back + line * K + o_g, mask=m_tile, other=0.0)
+        b_kf = tl.load(p_k_forward + line * K + o_g, mask=m_tile, other=0.0)
+        b_through += tl.sum(b_kb.to(tl.float32) * b_dk_end, 1)
+        b_kb_rho = operand(b_kb.to(tl.float32) * b_rho[None, :], DOT)
+        b_dk -= dot(b_kb_rho, tl.trans(b_D), DOT)
+        b_column = dot(b_kf, b_D, DOT)
+        b_dlog = b_kf.to(tl.float32) * b_dk + b_kb_rho.to(tl.float32) * b_column
+        b_qf = tl.load(p_q_forward + line * K + o_g, mask=m_tile, other=0.0)
+        b_dk_end += dot(b_qf, b_dA, DOT)
+        b_dlog -= b_kb.to(tl.float32) * b_dk_end
+        b_dk_end -= b_rho[None, :] * b_column
+        b_dq += dot(b_kb, tl.trans(b_dA), DOT)
+        b_dlog += b_qf.to(tl.float32) * b_dq
     else:
-        b_dq, b_dk, b_dlog, b_reach, b_kX, b_total = _unbounded_gradients(
+        b_dq, b_dk, b_dlog, b_reach = _unbounded_gradients(
             b_q, b_k, b_log, b_negative, b_dA, b_D, b_rho, b_dq, b_dk, b_dk_end, C, BK, DOT
         )
-    b_dlog = token_sums(b_dlog, tl.where(b_index[:, None] >= b_index[None, :], 1.0, 0.0), DOT, True)
-    b_dtotal = tl.load(p_dtotal + (i_chunk * HV + i_hv).to(tl.int64) * K + b_channel, mask=m_channel, other=0.0)
-    b_dlog += (b_reach + b_total * b_dtotal)[:, None]
-    b_diagonal = tl.load(p_diagonal + line + b_line, mask=m_token, other=0.0)
+        b_through = b_through * tl.load(p_end + o_slot * K + b_channel, mask=m_channel, other=0.0) + b_reach
+
+    # the gate
+    b_dlog = (
+        token_sums(b_dlog, tl.where(b_index[:, None] >= b_index[None, :], 1.0, 0.0), DOT, True) + b_through[:, None]
+    )
+    b_g = tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)
+    b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, b_channel, K, HAS_A_LOG, HAS_DT_BIAS)
+    b_dg, b_dlog_rate = gate_gradient(b_dlog, b_g, b_rate, b_bias, GATE)
+    tl.store(p_dg + line * K + o_g, b_dg, mask=m_tile)
+    if HAS_A_LOG:
+        tl.store(p_dlog_rate + o_slot * K + b_channel, tl.sum(tl.where(m_tile, b_dlog_rate, 0.0), 1), mask=m_channel)
+    if HAS_DT_BIAS:
+        tl.store(p_dbias + o_slot * K + b_channel, tl.sum(tl.where(m_tile, b_dg, 0.0), 1), mask=m_channel)
+
+    # queries and keys, from their decayed forms back to the raw ones
+    if BOUNDED:
+        if KEEP_DECAY:
+            b_forward, b_back = _kept_decay(tl.load(p_decay + line * K + o_g, mask=m_tile, other=256.0))
+            b_q, b_k = b_qf.to(tl.float32) * b_back, b_kb.to(tl.float32) * b_forward
+        else:
+            b_forward, b_back, _, _, _ = bounded_decays(b_log, b_negative, C, DOT, WIDE)
+        b_dq *= b_forward
+        b_dk = b_dk * b_forward + b_dk_end * b_back
+    b_diagonal = tl.load(p_scalars + line + b_line, mask=m_token, other=0.0)
     b_dk += b_diagonal[None, :] * b_q
     b_dq += b_diagonal[None, :] * b_k
-    b_drho = -b_kX
-    for i in tl.static_range(NV):
-        b_drho += tl.load(p_duy + line * NV + b_line * NV + i, mask=m_token, other=0.0)
-
-    # norm, gate, learning rate
     if NORMALIZE:
-        b_q_inverse = tl.load(p_norms + line + b_line, mask=m_token, other=0.0)
-        b_k_inverse = tl.load(p_norms + num_lines + line + b_line, mask=m_token, other=0.0)
-        b_unit = b_q * tl.where(scale == 0, 0.0, 1.0 / scale)
-        b_dq = (b_dq - b_unit * tl.sum(b_unit * b_dq, 0)[None, :]) * (b_q_inverse * scale)[None, :]
-        b_dk = (b_dk - b_k * tl.sum(b_k * b_dk, 0)[None, :]) * b_k_inverse[None, :]
+        unscale = tl.where(scale == 0, 0.0, 1.0 / scale)
+        b_along = tl.load(p_scalars + num_lines + line + b_line, mask=m_token, other=0.0) * (unscale * unscale)
+        b_inverse = tl.load(p_norms + line + b_line, mask=m_token, other=0.0) * scale
+        b_dq = (b_dq - b_q * b_along[None, :]) * b_inverse[None, :]
+        b_along = tl.load(p_scalars + 2 * num_lines + line + b_line, mask=m_token, other=0.0)
+        b_inverse = tl.load(p_norms + num_lines + line + b_line, mask=m_token, other=0.0)
+        b_dk = (b_dk - b_k * b_along[None, :]) * b_inverse[None, :]
     else:
         b_dq *= scale
     tl.store(p_dq + line * K + o_g, b_dq, mask=m_tile)
     tl.store(p_dk + line * K + o_g, b_dk, mask=m_tile)
-    b_g = tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)  # again: it need not wait in registers
-    b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, K, BK, HAS_A_LOG, HAS_DT_BIAS)
-    b_dg, b_dlog_rate = gate_gradient(b_dlog, b_g, b_rate, b_bias, GATE)
-    tl.store(p_dg + line * K + o_g, b_dg, mask=m_tile)
-    o_part = (i_chunk * HV + i_hv).to(tl.int64) * K + b_channel
-    if HAS_A_LOG:
-        tl.store(p_dlog_rate + o_part, tl.sum(tl.where(m_tile, b_dlog_rate, 0.0), 1), mask=m_channel)
-    if HAS_DT_BIAS:
-        tl.store(p_dbias + o_part, tl.sum(tl.where(m_tile, b_dg, 0.0), 1), mask=m_channel)
-    b_dbeta = b_drho / tl.load(p_norms + 2 * num_lines + line + b_line, mask=m_token, other=1.0)
-    if BETA_RANGE > 0:
-        b_beta = tl.load(p_beta + line + b_line, mask=m_token, other=0.0).to(tl.float32)
-        b_dbeta *= learning_rate(b_beta, BETA_RANGE) * learning_rate(-b_beta, 1)
-    tl.store(p_dbeta + line + b_line, b_dbeta, mask=m_token)

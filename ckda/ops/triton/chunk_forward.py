@@ -7,12 +7,16 @@ state at the chunk's start (ckda/ops/chunked.py has the derivation):
     (I + G Diag(rho)) y = v - (k * gamma) S,    u = rho y,    o = (q * gamma) S + A u,
     S' = Gamma S + (k * Gamma / gamma)^T u.
 
-`intra_kernel` (parallel over chunks) makes from the raw inputs what does not depend on the state: the decayed q and k, A and
-N = G Diag(rho). `solver_kernel` inverts I + N in float32. `state_kernel` runs over the chunks of a sequence, one program a
+`intra_kernel` (parallel over chunks) makes from the raw inputs what does not depend on the state: the decayed q and k, A and G.
+`solver_kernel` inverts I + G Diag(rho) in float32. `state_kernel` runs over the chunks of a sequence, one program a
 value head and block of BV value columns. The sign needs no extra pass: it is part of gamma.
 
-Factors gamma_i / gamma_a and gamma_a / gamma_j from the chunk's middle token a keep the bounded gates (at most e^5 a step) within
-e^80 for C = 32. Gates without a bound take the difference of every pair instead (BOUNDED = False).
+Decays are taken from the chunk's middle token a, by way of gamma_a rounded to a power of two (written gamma_a all the same): with
+factors gamma_i / gamma_a and gamma_a / gamma_j bounded gates (at most e^5 a step) stay within e^81 for C = 32, and the chunk reads
+
+    S* = gamma_a S,    r = v - (k * gamma / gamma_a) S*,    S' = Gamma / gamma_a (S* + (k * gamma_a / gamma)^T u).
+
+Gates without a bound take the difference of every pair instead (BOUNDED = False).
 """
 
 import triton
@@ -32,84 +36,56 @@ from ckda.ops.triton.tile import (
     unbounded_decays,
 )
 
-__all__ = ["head_gate", "intra_kernel", "load_chunk", "sequence_place", "solver_kernel", "state_kernel"]
+__all__ = ["chunk_gate", "head_gate", "intra_kernel", "sequence_place", "solver_kernel", "state_kernel"]
 
 
 @triton.jit
-def head_gate(
-    p_A_log, p_dt_bias, i_hv, K: tl.constexpr, BK: tl.constexpr, HAS_A_LOG: tl.constexpr, HAS_DT_BIAS: tl.constexpr
-):
-    """The head's rate exp(A_log) [1, 1] and bias [BK, 1]."""
+def head_gate(p_A_log, p_dt_bias, i_hv, b_channel, K: tl.constexpr, HAS_A_LOG: tl.constexpr, HAS_DT_BIAS: tl.constexpr):
+    """The head's rate exp(A_log) [1, 1] and bias [BK, 1] of the channels."""
     b_rate = tl.full([1, 1], 1.0, tl.float32)
-    b_bias = tl.zeros([BK, 1], tl.float32)
+    b_bias = tl.zeros_like(b_channel).to(tl.float32)[:, None]
     if HAS_A_LOG:
         b_rate = tl.exp(tl.load(p_A_log + i_hv).to(tl.float32)) * b_rate
     if HAS_DT_BIAS:
-        b_channel = tl.arange(0, BK)
         b_bias = tl.load(p_dt_bias + i_hv * K + b_channel, mask=b_channel < K, other=0.0).to(tl.float32)[:, None]
     return b_rate, b_bias
 
 
 @triton.jit
-def load_chunk(
-    p_q,  # [B * T, H, K]
-    p_k,  # [B * T, H, K]
-    p_g,  # [B * T, HV, K]
+def chunk_gate(
+    b_g,  # [BK, C] the raw gate
     p_sign,  # int8 [B * T, HV, K], or anything where SIGNED is false
     p_A_log,  # [HV]
     p_dt_bias,  # [HV, K]
-    begin,  # the chunk's first token, of [B * T]
-    m_token,  # [C]
+    start,  # where the chunk begins in p_sign
+    o_g,  # [BK, C] the tile, from there
+    m_tile,  # [BK, C]
     i_hv,
-    H: tl.constexpr,
-    HV: tl.constexpr,
+    b_channel,  # [BK]
     K: tl.constexpr,
-    BK: tl.constexpr,
-    C: tl.constexpr,
-    scale,
     GATE: tl.constexpr,
     SIGNED: tl.constexpr,
     HAS_A_LOG: tl.constexpr,
     HAS_DT_BIAS: tl.constexpr,
-    NORMALIZE: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """The tiles of one chunk, from the raw inputs: q and k as used, log2|alpha| and whether alpha < 0.
-
-    Returns (q, k, 1/|q|, 1/|k|, |k|^2, log, negative); where no token lies q = k = 0 and alpha = 1.
-    """
-    b_channel = tl.arange(0, BK)
-    m_channel = b_channel < K
-    m_tile = m_channel[:, None] & m_token[None, :]
-    b_index = tl.arange(0, C)
-    o_k = b_index[None, :] * (H * K) + b_channel[:, None]
-    o_g = b_index[None, :] * (HV * K) + b_channel[:, None]
-    o_head = (begin * H + i_hv // (HV // H)) * K
-    o_gate = (begin * HV + i_hv) * K
-    b_q = tl.load(p_q + o_head + o_k, mask=m_tile, other=0.0)
-    b_k = tl.load(p_k + o_head + o_k, mask=m_tile, other=0.0)
-    b_g = tl.load(p_g + o_gate + o_g, mask=m_tile, other=0.0).to(tl.float32)
-    dtype = b_k.dtype
-    b_q, b_k = b_q.to(tl.float32), b_k.to(tl.float32)
-    b_q_inverse = tl.full([C], 1.0, tl.float32)
-    b_k_inverse = tl.full([C], 1.0, tl.float32)
-    b_norm2 = tl.full([C], 1.0, tl.float32)
-    if NORMALIZE:
-        b_q_inverse, b_k_inverse = inverse_norm(b_q), inverse_norm(b_k)
-        b_q, b_k = b_q * (b_q_inverse * scale)[None, :], b_k * b_k_inverse[None, :]
-    else:
-        b_q = b_q * scale
-    b_q, b_k = b_q.to(dtype).to(tl.float32), b_k.to(dtype).to(tl.float32)
-    if NORMALIZE:
-        b_wide = b_k.to(tl.float64) if WIDE else b_k
-        b_norm2 = tl.sum(b_wide * b_wide, 0)
-        b_norm2 = tl.where(b_norm2 > 0, b_norm2, 1.0)
-    b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, K, BK, HAS_A_LOG, HAS_DT_BIAS)
-    b_log, b_negative = log_gate(b_g, b_rate, b_bias, GATE, WIDE)
+    """log2|alpha| and whether alpha < 0, of some channels of a chunk; alpha = 1 where no token lies."""
+    b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, b_channel, K, HAS_A_LOG, HAS_DT_BIAS)
+    b_log, b_negative = log_gate(b_g.to(tl.float32), b_rate, b_bias, GATE, WIDE)
     if SIGNED:
-        b_negative = tl.load(p_sign + o_gate + o_g, mask=m_tile, other=1) < 0
-    b_log, b_negative = tl.where(m_tile, b_log, 0.0), m_tile & b_negative
-    return b_q, b_k, b_q_inverse, b_k_inverse, b_norm2, b_log, b_negative
+        b_negative = tl.load(p_sign + start + o_g, mask=m_tile, other=1) < 0
+    return tl.where(m_tile, b_log, 0.0), m_tile & b_negative
+
+
+@triton.jit
+def unit_tile(b_x, length, NORMALIZE: tl.constexpr):
+    """Keys or queries [BK, C] times `length`, as used, in the inputs' precision; and 1 / |x| [C]."""
+    dtype = b_x.dtype
+    b_x = b_x.to(tl.float32)
+    b_inverse = tl.zeros_like(tl.sum(b_x, 0)) + 1.0
+    if NORMALIZE:
+        b_inverse = inverse_norm(b_x)
+    return (b_x * (b_inverse * length)[None, :]).to(dtype).to(tl.float32), b_inverse
 
 
 @triton.jit
@@ -131,10 +107,11 @@ def _pairwise_products(b_q, b_k, b_log, b_sign, C: tl.constexpr):
 
 @triton.jit
 def solver_kernel(
-    p_N,  # float32 [B * T, HV, C] the strictly lower triangular G Diag(rho)
+    p_G,  # float32 [B * T, HV, C] strictly lower triangular
+    p_rho,  # float32 [B * T, HV]
     p_starts,
     p_ends,
-    p_solver,  # out [B * T, HV, C] the inverse of I + N: float32, or its high half
+    p_solver,  # out [B * T, HV, C] the inverse of I + G Diag(rho): float32, or its high half
     p_solver_low,  # out [B * T, HV, C] its low half, where SPLIT
     T,
     NC,
@@ -145,7 +122,7 @@ def solver_kernel(
     DOT: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """(I + N)^-1 in float32, one chunk a program of a single warp.
+    """(I + N)^-1, N = G Diag(rho), in float32, one chunk a program of a single warp.
 
     The diagonal blocks of size h are inverted, starting at h = 1; two neighbours and the block E below them merge exactly:
     the inverse of the pair is X - X E X. All pairs of a level merge in one product. Every intermediate is the inverse of a
@@ -157,7 +134,8 @@ def solver_kernel(
     m_token = b_row < (end - begin).to(tl.int32)
     line = begin * HV + i_hv
     o_square = b_row * (HV * C) + b_column
-    b_N = tl.load(p_N + line * C + o_square, mask=m_token, other=0.0)
+    b_rho = tl.load(p_rho + line + b_column * HV, mask=b_column < (end - begin).to(tl.int32), other=0.0)
+    b_N = tl.load(p_G + line * C + o_square, mask=m_token, other=0.0) * b_rho
     b_X = tl.where(b_row == b_column, 1.0, 0.0) - tl.where((b_row == b_column + 1) & (b_row % 2 == 1), b_N, 0.0)
     for level in tl.static_range(1, LEVELS):
         h = 1 << level
@@ -181,19 +159,19 @@ def intra_kernel(
     p_dt_bias,
     p_starts,  # [NC] first token of each chunk, packed sequences only
     p_ends,
-    p_q_start,  # out [B * T, HV, K] q * gamma
-    p_k_start,  # out [B * T, HV, K] k * gamma
-    p_k_end,  # out [B * T, HV, K] k * Gamma / gamma
+    p_q_forward,  # out [B * T, HV, K] q * gamma / gamma_a
+    p_k_forward,  # out [B * T, HV, K] k * gamma / gamma_a
+    p_k_back,  # out [B * T, HV, K] k * gamma_a / gamma; k * Gamma / gamma where not BOUNDED
     p_A,  # out [B * T, HV, C]
-    p_N,  # out float32 [B * T, HV, C] G Diag(rho)
+    p_G,  # out float32 [B * T, HV, C] strictly lower
     p_rho,  # out float32 [B * T, HV]
     p_norms,  # out float32 [3, B * T, HV] 1/|q|, 1/|k|, |k|^2
-    p_decay,  # out float32 [B * T, HV, K] -log2|gamma| with the sign of gamma, where KEEP_DECAY
-    p_total,  # out float32 [3, B * NC, HV, K] Gamma, log2|gamma_a|, Gamma / gamma_a; the last two where KEEP_DECAY
+    p_decay,  # out float32 [B * T, HV, K] 256 + log2|gamma / gamma_a|, with the sign of gamma, where KEEP_DECAY
+    p_start,  # out float32 [B * NC, HV, K] gamma_a; 1 where not BOUNDED
+    p_end,  # out float32 [B * NC, HV, K] Gamma / gamma_a; Gamma where not BOUNDED
     T,
     NC,
     TOKENS,  # B * T
-    SLOTS,  # B * NC
     scale,
     H: tl.constexpr,
     HV: tl.constexpr,
@@ -217,12 +195,28 @@ def intra_kernel(
     begin, end = chunk_place(i_chunk, p_starts, p_ends, T, NC, C, PACKED)
     b_index = tl.arange(0, C)
     m_token = b_index < (end - begin).to(tl.int32)
-    b_q, b_k, b_q_inverse, b_k_inverse, b_norm2, b_log, b_negative = load_chunk(
-        p_q, p_k, p_g, p_sign, p_A_log, p_dt_bias, begin, m_token, i_hv,
-        H, HV, K, BK, C, scale, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, WIDE,
-    )  # fmt: skip
     line = begin * HV + i_hv  # the first token's row of [B * T, HV]
     b_line = b_index * HV
+    b_channel = tl.arange(0, BK)
+    m_channel = b_channel < K
+    m_tile = m_channel[:, None] & m_token[None, :]
+    o_g = b_line[None, :] * K + b_channel[:, None]
+    o_k = b_index[None, :] * (H * K) + b_channel[:, None]
+    head = (begin * H + i_hv // (HV // H)) * K  # offsets of tiles stay in 32 bits
+    b_q = tl.load(p_q + head + o_k, mask=m_tile, other=0.0)  # all loads before the first reduction
+    b_k = tl.load(p_k + head + o_k, mask=m_tile, other=0.0)
+    b_g = tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0)
+    b_q, b_q_inverse = unit_tile(b_q, scale, NORMALIZE)
+    b_k, b_k_inverse = unit_tile(b_k, 1.0, NORMALIZE)
+    b_log, b_negative = chunk_gate(
+        b_g, p_sign, p_A_log, p_dt_bias, line * K, o_g, m_tile, i_hv, b_channel,
+        K, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, WIDE,
+    )  # fmt: skip
+    b_norm2 = tl.zeros_like(b_k_inverse) + 1.0
+    if NORMALIZE:
+        b_wide = b_k.to(tl.float64) if WIDE else b_k
+        b_norm2 = tl.sum(b_wide * b_wide, 0)
+        b_norm2 = tl.where(b_norm2 > 0, b_norm2, 1.0)
     b_beta = tl.load(p_beta + line + b_line, mask=m_token, other=0.0).to(tl.float32)
     b_rho = (tl.where(m_token, learning_rate(b_beta, BETA_RANGE), 0.0) / b_norm2).to(tl.float32)
     tl.store(p_rho + line + b_line, b_rho, mask=m_token)
@@ -231,37 +225,28 @@ def intra_kernel(
     tl.store(p_norms + num_lines + line + b_line, b_k_inverse, mask=m_token)
     tl.store(p_norms + 2 * num_lines + line + b_line, b_norm2, mask=m_token)
 
-    b_channel = tl.arange(0, BK)
-    m_channel = b_channel < K
-    m_tile = m_channel[:, None] & m_token[None, :]
-    o_g = b_line[None, :] * K + b_channel[:, None]
-    p_total += (i_chunk * HV + i_hv).to(tl.int64) * K
     if BOUNDED:
-        b_sum, b_sign, b_first, b_end = bounded_decays(b_log, b_negative, C, DOT, WIDE)
-        b_forward, b_start = tl.exp2(b_sum) * b_sign, tl.exp2(b_first)
-        b_query, b_row, b_key = b_q * b_forward, b_k * b_forward, b_k * (tl.exp2(-b_sum) * b_sign)
+        b_forward, b_back, b_decay, b_start, b_end = bounded_decays(b_log, b_negative, C, DOT, WIDE)
+        if KEEP_DECAY:
+            tl.store(p_decay + line * K + o_g, b_decay, mask=m_tile)
+        b_query, b_row, b_key = b_q * b_forward, b_k * b_forward, b_k * b_back
         b_A = dot(tl.trans(b_query), b_key, DOT)
         b_G = dot(tl.trans(b_row), b_key, DOT)
-        b_query, b_row, b_key = b_query * b_start[:, None], b_row * b_start[:, None], b_key * b_end[:, None]
-        b_total = b_start * b_end
-        if KEEP_DECAY:
-            tl.store(p_decay + line * K + o_g, -(b_sum + b_first[:, None]) * b_sign, mask=m_tile)
-            num_totals = SLOTS.to(tl.int64) * (HV * K)
-            tl.store(p_total + num_totals + b_channel, b_first, mask=m_channel)
-            tl.store(p_total + 2 * num_totals + b_channel, b_end, mask=m_channel)
     else:
         b_gamma, b_to_end, b_sign = unbounded_decays(b_log, b_negative, C, DOT)
         b_A, b_G = _pairwise_products(b_q, b_k, b_log, b_sign, C)
         b_query, b_row, b_key = b_q * b_gamma, b_k * b_gamma, b_k * b_to_end
-        b_total = at_token(b_gamma, C - 1, C)
-    tl.store(p_q_start + line * K + o_g, b_query, mask=m_tile)
-    tl.store(p_k_start + line * K + o_g, b_row, mask=m_tile)
-    tl.store(p_k_end + line * K + o_g, b_key, mask=m_tile)
-    tl.store(p_total + b_channel, b_total, mask=m_channel)
+        b_end = at_token(b_gamma, C - 1, C)
+        b_start = tl.full([BK], 1.0, tl.float32)
+    tl.store(p_q_forward + line * K + o_g, b_query, mask=m_tile)
+    tl.store(p_k_forward + line * K + o_g, b_row, mask=m_tile)
+    tl.store(p_k_back + line * K + o_g, b_key, mask=m_tile)
+    o_slot = (i_chunk * HV + i_hv).to(tl.int64) * K + b_channel
+    tl.store(p_start + o_slot, b_start, mask=m_channel)
+    tl.store(p_end + o_slot, b_end, mask=m_channel)
     o_A = b_line[:, None] * C + b_index[None, :]
     tl.store(p_A + line * C + o_A, tl.where(b_index[:, None] >= b_index[None, :], b_A, 0.0), mask=m_token[:, None])
-    b_N = tl.where(b_index[:, None] > b_index[None, :], b_G * b_rho[None, :], 0.0)
-    tl.store(p_N + line * C + o_A, b_N, mask=m_token[:, None])
+    tl.store(p_G + line * C + o_A, tl.where(b_index[:, None] > b_index[None, :], b_G, 0.0), mask=m_token[:, None])
 
 
 @triton.jit
@@ -283,20 +268,21 @@ def sequence_place(p_cu_seqlens, p_first, i_n, T, NC, SEGMENT, NUM_SEGMENTS, C: 
 @triton.jit
 def state_kernel(
     p_v,  # [B * T, HV, V]
-    p_q_start,  # [B * T, HV, K]
-    p_k_start,
-    p_k_end,
+    p_q_forward,  # [B * T, HV, K]
+    p_k_forward,
+    p_k_back,
     p_A,  # [B * T, HV, C]
     p_solver,  # [B * T, HV, C]
     p_solver_low,
     p_rho,  # [B * T, HV]
-    p_total,  # [B * NC, HV, K]
+    p_start,  # [B * NC, HV, K]
+    p_end,
     p_initial,  # float32 [N, HV, K, V]
     p_cu_seqlens,  # [N + 1], packed sequences only
     p_first,  # [N] first chunk of each sequence, packed only
     p_o,  # out [B * T, HV, V]
     p_y,  # out [B * T, HV, V], where SAVE
-    p_states,  # out [B * NC, HV, V, K] at each chunk's start, where SAVE
+    p_states,  # out [B * NC, HV, V, K] gamma_a times the state at each chunk's start, where SAVE
     p_final,  # out float32 [N, HV, K, V], where STORE_FINAL
     T,
     NC,
@@ -312,6 +298,7 @@ def state_kernel(
     SAVE: tl.constexpr,
     STORE_FINAL: tl.constexpr,
     SUMMARY: tl.constexpr,
+    BOUNDED: tl.constexpr,
     SPLIT: tl.constexpr,
     DOT: tl.constexpr,
     PACKED: tl.constexpr,
@@ -347,16 +334,19 @@ def state_kernel(
         o_key = line * K
         o_value = line * V
         o_square = line * C
-        b_k_start = tl.load(p_k_start + o_key + b_key_offset, mask=m_key, other=0.0)
-        b_k_end = tl.load(p_k_end + o_key + b_key_offset, mask=m_key, other=0.0)
+        b_k_forward = tl.load(p_k_forward + o_key + b_key_offset, mask=m_key, other=0.0)
+        b_k_back = tl.load(p_k_back + o_key + b_key_offset, mask=m_key, other=0.0)
         b_solver = tl.load(p_solver + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
         b_solver_low = b_solver
         if SPLIT:
             b_solver_low = tl.load(p_solver_low + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
         b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
         i_slot = first + c
-        b_total = tl.load(p_total + (i_slot * HV + i_hv) * K + b_channel, mask=m_channel, other=1.0)
-        b_rest = -dot_left_split(b_S, tl.trans(b_k_start), DOT)
+        o_decay = (i_slot * HV + i_hv) * K + b_channel
+        b_end = tl.load(p_end + o_decay, mask=m_channel, other=1.0)
+        if BOUNDED:
+            b_S *= tl.load(p_start + o_decay, mask=m_channel, other=1.0)[None, :]
+        b_rest = -dot_left_split(b_S, tl.trans(b_k_forward), DOT)
         if SUMMARY != "transition":
             b_rest += tl.load(p_v + o_value + b_value_offset, mask=m_out, other=0.0).to(tl.float32)
         b_y = dot_split(b_rest, tl.trans(b_solver), tl.trans(b_solver_low), DOT)
@@ -366,10 +356,13 @@ def state_kernel(
                 o_slot = (i_slot * HV + i_hv) * (K * V)
                 tl.store(p_states + o_slot + b_slot_offset, b_S, mask=m_state)
                 tl.store(p_y + o_value + b_value_offset, b_y, mask=m_out)
-            b_q_start = tl.load(p_q_start + o_key + b_key_offset, mask=m_key, other=0.0)
+            b_q_forward = tl.load(p_q_forward + o_key + b_key_offset, mask=m_key, other=0.0)
             b_A = tl.load(p_A + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
-            b_o = dot(b_S, tl.trans(b_q_start), DOT) + dot(b_u, tl.trans(b_A), DOT)
+            b_o = dot(b_S, tl.trans(b_q_forward), DOT) + dot(b_u, tl.trans(b_A), DOT)
             tl.store(p_o + o_value + b_value_offset, b_o, mask=m_out)
-        b_S = b_S * b_total[None, :] + dot_left_split(b_u, b_k_end, DOT)
+        if BOUNDED:
+            b_S = (b_S + dot_left_split(b_u, b_k_back, DOT)) * b_end[None, :]
+        else:
+            b_S = b_S * b_end[None, :] + dot_left_split(b_u, b_k_back, DOT)
     if STORE_FINAL:
         tl.store(p_final + o_state, b_S, mask=m_state)

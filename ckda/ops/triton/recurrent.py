@@ -410,7 +410,7 @@ def step_launches(call: Call) -> list[Launch]:
 
 
 def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None) -> Gradients:
-    """Gradients of everything :class:`Gradients` names, from do [B, T, HV, V] and dfinal [N, HV, K, V] or None."""
+    """Gradients of everything :class:`Gradients` names; `saved` is r and o, of which o is not read."""
     launch = _backward_launch(call, saved[0], do, dfinal)
     launch()
     return assemble(call, launch.arguments)
