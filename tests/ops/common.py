@@ -129,6 +129,17 @@ def member(call: Call, n: int) -> Call:
     return alone
 
 
+def perturbed(call: Call, t: int) -> Call:
+    """Another token at time t: every tensor of the token changed a lot."""
+    changed = dict(call)
+    for name in ("q", "k", "v", "g", "beta", "sign", "erase", "write"):
+        if changed.get(name) is not None:
+            x = changed[name].clone()
+            x[:, t] = -x[:, t] if name == "sign" else (x[:, t] * -7 + 3 if name != "g" or call["gate"] else x[:, t] - 9)
+            changed[name] = x
+    return changed
+
+
 def _loss(o: Tensor, state: Tensor, outputs: str, seed: int) -> Tensor:
     """A random linear form of o and the final state, with coefficients that half precision holds exactly."""
     random = torch.Generator().manual_seed(seed)
@@ -174,6 +185,25 @@ def run(
     return results
 
 
+def rowwise(call: Call, backend: str, first_row: int = 0) -> Results:
+    """As `run`, with the cotangents of a sequence determined by its row in the batch."""
+    leaves = {
+        name: x.detach().clone().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
+        for name, x in call.items()
+    }
+    o, state = complex_kda(**leaves, output_final_state=True, backend=backend)
+    rows = range(first_row, first_row + o.shape[0])
+
+    def weight(x: Tensor) -> Tensor:
+        draws = [torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(row)) for row in rows]
+        return torch.stack(draws).to(x.device, x.dtype)
+
+    shared = ("A_log", "dt_bias")  # their gradients are sums over the batch
+    names = [name for name, x in leaves.items() if isinstance(x, Tensor) and x.requires_grad and name not in shared]
+    grads = torch.autograd.grad((o, state), [leaves[n] for n in names], (weight(o), weight(state)))
+    return {"o": o.detach(), "state": state.detach()} | {"d" + n: x for n, x in zip(names, grads, strict=True)}
+
+
 class Excess(NamedTuple):
     """An error by the 2x rule: `ratio` is error / (plain + floor / 2), so that the rule is ratio <= 2."""
 
@@ -193,55 +223,93 @@ def _size(name: str, exact: Results) -> float:
     return max(_largest(exact[name]), 1e-6 * max(map(_largest, exact.values())))
 
 
-def _floors(call: Call, oracle: Results, results: Results) -> dict[str, float]:
+class Comparison(NamedTuple):
+    """One call by a backend, by plain code in the same dtypes, and in float64 on the same values."""
+
+    call: Call
+    results: Results
+    plain: Results
+    oracle: Results
+
+
+def compare(
+    call: Call,
+    backend: str | Callable[[Call], tuple[Tensor, Tensor]],
+    outputs: str = "os",
+    plain: str = "reference",
+    gradients: bool = True,
+) -> Comparison:
+    """The same call three times. `plain` names the backend of the other two: the recurrence, or where that takes too long
+    the chunk form in torch, which every test holds to the recurrence."""
+    oracle = run(cast(call, torch.float64), plain, outputs, gradients)
+    return Comparison(call, run(call, backend, outputs, gradients), run(call, plain, outputs, gradients), oracle)
+
+
+def _rounding(dtype: torch.dtype, inputs: torch.dtype | None) -> float:
+    return max(torch.finfo(dtype).eps, 0.0 if inputs is None else torch.finfo(inputs).eps)
+
+
+def _floors(x: Comparison, rounded: torch.dtype | None) -> dict[str, float]:
     """What two correct results may differ by, whatever made them: one rounding of the largest entry to the own dtype.
 
     dA_log and ddt_bias are sums over the whole call, often a single number whose plain error may vanish by luck: their
     floor is two roundings of a typical partial sum, the root of the sum of the squared terms.
     """
-    floors = {name: torch.finfo(results[name].dtype).eps * _size(name, oracle) for name in oracle}
+    call, oracle = x.call, x.oracle
+    eps = {name: _rounding(x.results[name].dtype, rounded) for name in oracle}
+    floors = {name: eps[name] * _size(name, oracle) for name in oracle}
     if {"dA_log", "ddt_bias"} & set(oracle):
         dg, g = oracle["dg"].double(), call["g"].double()
         HV, K = dg.shape[2:]
-        x = g + call["dt_bias"].double().view(HV, K) if call.get("dt_bias") is not None else g
-        along = softplus(x) / torch.sigmoid(x) if call["gate"] == "softplus" else x  # dA_log is the sum of dg * along
+        u = g + call["dt_bias"].double().view(HV, K) if call.get("dt_bias") is not None else g
+        along = softplus(u) / torch.sigmoid(u) if call["gate"] == "softplus" else u  # dA_log is the sum of dg * along
         terms = {"ddt_bias": dg.square().sum((0, 1)), "dA_log": (dg * along).square().sum((0, 1, 3))}
         for name in terms.keys() & oracle.keys():
-            floors[name] = max(floors[name], 2 * torch.finfo(results[name].dtype).eps * _largest(terms[name].sqrt()))
+            floors[name] = max(floors[name], 2 * eps[name] * _largest(terms[name].sqrt()))
     return floors
 
 
-def double_rule(calls: Sequence[Call], backend: str, outputs: str = "os") -> list[Excess]:
-    """The 2x rule for every output and gradient: max|x - oracle| <= 2 max|plain - oracle| + floor.
-
-    `plain` is the reference with float32 state, the oracle the reference in float64 on the same values. The calls are
-    draws of one case, and the rule is on the root mean square over the draws: one plain error may be small by luck.
-    """
-    draws: dict[str, list[tuple[float, float, float]]] = {}
-    for call in calls:
-        oracle = run(cast(call, torch.float64), outputs=outputs)
-        results, plain = run(call, backend, outputs), run(call, "reference", outputs)
-        floors = _floors(call, oracle, results)
-        for name, exact in oracle.items():
-            got, base = results[name], plain[name]
+def excesses(draws: Sequence[Comparison], rounded: torch.dtype | None = None) -> list[Excess]:
+    """The errors of some draws of one case by the 2x rule (:func:`double_rule`)."""
+    measured: dict[str, list[tuple[float, float, float]]] = {}
+    for x in draws:
+        floors = _floors(x, rounded)
+        for name, exact in x.oracle.items():
+            got, base = x.results[name], x.plain[name]
             assert got.dtype == base.dtype, f"{name} is {got.dtype}, and {base.dtype} in the reference"
             assert got.shape == exact.shape, f"{name} is {list(got.shape)}, and {list(exact.shape)} in the reference"
             assert torch.isfinite(got).all(), f"{name} is not finite"
             errors = (_largest(got.double() - exact), _largest(base.double() - exact), floors[name])
-            draws.setdefault(name, []).append(errors)
-    excesses = []
-    for name, rows in draws.items():
+            measured.setdefault(name, []).append(errors)
+    found = []
+    for name, rows in measured.items():
         error, reference, floor = (math.hypot(*column) / math.sqrt(len(rows)) for column in zip(*rows, strict=True))
         allowed = reference + floor / 2
-        excesses.append(
-            Excess(name, error / allowed if allowed else math.inf if error else 0.0, error, reference, floor)
-        )
-    return excesses
+        found.append(Excess(name, error / allowed if allowed else math.inf if error else 0.0, error, reference, floor))
+    return found
 
 
-def check_double_rule(calls: Sequence[Call], backend: str, outputs: str = "os", factor: float = 2) -> None:
+def double_rule(
+    calls: Sequence[Call], backend: str, outputs: str = "os", rounded: torch.dtype | None = None
+) -> list[Excess]:
+    """The 2x rule for every output and gradient: max|x - oracle| <= 2 max|plain - oracle| + floor.
+
+    `plain` is the reference with float32 state, the oracle the reference in float64 on the same values. The calls are
+    draws of one case, and the rule is on the root mean square over the draws: one plain error may be small by luck.
+    `rounded` is a dtype to which the backend rounds on the way, which makes it the rounding of float32 results too.
+    """
+    return excesses([compare(call, backend, outputs) for call in calls], rounded)
+
+
+def check_double_rule(
+    calls: Sequence[Call],
+    backend: str,
+    outputs: str = "os",
+    factor: float = 2,
+    rounded: torch.dtype | None = None,
+) -> None:
     """Hold the backend to the 2x rule on some draws of a case."""
-    broken = [excess for excess in double_rule(calls, backend, outputs) if excess.ratio > factor]
+    broken = [excess for excess in double_rule(calls, backend, outputs, rounded) if excess.ratio > factor]
     assert not broken, f"the 2x rule is broken: {broken}"
 
 
