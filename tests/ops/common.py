@@ -329,8 +329,8 @@ FEW_CHANNELS = 16
 def check_kernels(draws: Sequence[Comparison], rule: bool = True) -> None:
     """Hold the Triton kernels to their bounds on some draws of a case.
 
-    Half precision: the 2x rule for what has the inputs' dtype. Keys, queries and the chunks' states are rounded to that dtype on the
-    way: float32 results (the state, its gradient, those of the parameters and of float32 gates) may have three such roundings.
+    Half precision: the 2x rule for what has the inputs' dtype. Keys, queries and the chunks' states are rounded to that dtype on
+    the way: float32 results (the state, its gradient, those of the parameters and of float32 gates) may have three such roundings.
     Where a chunk has more keys than channels, the chunk form cancels: 5x with few channels.
 
     float32: FLOAT32_TOLERANCE and, of what is no gate's gradient, the 2x rule. `rule` is false for the chunk form with bounded
