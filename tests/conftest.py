@@ -1,4 +1,6 @@
-"""What all tests share: the marker `gpu`, few threads, a fixed seed."""
+"""What all tests share: the marker `gpu`, Triton's interpreter where there is no GPU, few threads, a fixed seed."""
+
+import os
 
 import pytest
 import torch
@@ -7,6 +9,9 @@ from hypothesis import settings
 # no deadline: the machines are shared; no database: a run depends on the code alone
 settings.register_profile("ckda", deadline=None, database=None, derandomize=True, max_examples=50)
 settings.load_profile("ckda")
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton, which decides once
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

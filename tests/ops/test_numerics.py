@@ -29,6 +29,8 @@ from tests.ops.common import (
     double_rule,
     make_call,
     member,
+    perturbed,
+    rowwise,
     run,
     slice_batch,
     slice_time,
@@ -356,17 +358,6 @@ def test_beta_spread(z_std: float, gamma: float, b0: float) -> None:
 # No leaks, no batch effects -------------------------------------------------------------------------------------------
 
 
-def _perturbed(call: Call, t: int) -> Call:
-    """Another token at time t: every tensor of the token changed a lot."""
-    changed = dict(call)
-    for name in ("q", "k", "v", "g", "beta", "sign", "erase", "write"):
-        if changed.get(name) is not None:
-            x = changed[name].clone()
-            x[:, t] = -x[:, t] if name == "sign" else (x[:, t] * -7 + 3 if name != "g" or call["gate"] else x[:, t] - 9)
-            changed[name] = x
-    return changed
-
-
 SHAPES = [(16, 4, 4), (50, 16, 8), (130, 40, 33), (200, 8, 64)]
 
 
@@ -377,7 +368,7 @@ def test_the_future_does_not_leak(gate: str | None, T: int, K: int, V: int, back
     call = make_call(B=2, T=T, H=2, K=K, V=V, dtype=torch.float32, gate=gate, initial=True)
     before = run(call, backend, gradients=False)["o"]
     for t in sorted({1, 7, T // 2, 15, 63, 64, 65, T - 1} & set(range(T))):
-        after = run(_perturbed(call, t), backend, gradients=False)["o"]
+        after = run(perturbed(call, t), backend, gradients=False)["o"]
         assert torch.equal(before[:, :t], after[:, :t]), f"token {t} changes earlier outputs"
         assert not torch.equal(before[:, t:], after[:, t:])
 
@@ -388,7 +379,7 @@ def test_the_future_does_not_leak_in_packed_sequences(backend: str) -> None:
     call = make_call(B=1, T=130, H=2, K=8, V=40, dtype=torch.float32, initial=True, cu_seqlens=bounds)
     before = run(call, backend, gradients=False)
     for t in (0, 19, 20, 21, 50, 89, 90, 129):
-        after = run(_perturbed(call, t), backend, gradients=False)
+        after = run(perturbed(call, t), backend, gradients=False)
         own = max(n for n, bound in enumerate(bounds[:-1]) if bound <= t)
         others = torch.ones(130, dtype=torch.bool)
         others[t : bounds[own + 1]] = False
@@ -415,29 +406,10 @@ def test_the_same_bits_alone_and_in_a_batch(case: dict, dtype: torch.dtype, back
     torch.set_num_threads(1 if backend == "reference" else 2)
     for T, K, V in ((1, 3, 5), *SHAPES):
         call = make_call(B=7, T=T, H=2, HV=4, K=K, V=V, dtype=dtype, **case)
-        together = _rowwise(call, backend)
+        together = rowwise(call, backend)
         for row in (0, 3, 6):
-            alone = _rowwise(slice_batch(call, slice(row, row + 1)), backend, row)
+            alone = rowwise(slice_batch(call, slice(row, row + 1)), backend, row)
             assert_same_bits({name: x[row : row + 1] for name, x in together.items()}, alone)
-
-
-def _rowwise(call: Call, backend: str, first_row: int = 0) -> dict[str, Tensor]:
-    """As `run`, with the cotangents of a sequence determined by its row in the batch."""
-    leaves = {
-        name: x.detach().clone().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
-        for name, x in call.items()
-    }
-    o, state = complex_kda(**leaves, output_final_state=True, backend=backend)
-    rows = range(first_row, first_row + o.shape[0])
-
-    def weight(x: Tensor) -> Tensor:
-        draws = [torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(row)) for row in rows]
-        return torch.stack(draws).to(x.dtype)
-
-    shared = ("A_log", "dt_bias")  # their gradients are sums over the batch
-    names = [name for name, x in leaves.items() if isinstance(x, Tensor) and x.requires_grad and name not in shared]
-    grads = torch.autograd.grad((o, state), [leaves[n] for n in names], (weight(o), weight(state)))
-    return {"o": o.detach(), "state": state.detach()} | {"d" + n: x for n, x in zip(names, grads, strict=True)}
 
 
 def test_auto_never_chooses_by_batch_or_heads() -> None:

@@ -1,0 +1,519 @@
+"""The Triton kernels: in the interpreter where there is no GPU, on tiny shapes; on a GPU in bfloat16, at the sizes they are for.
+
+The interpreter has no right bfloat16. Its half-precision path is run with float16 operands and gates mild enough for its range.
+"""
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ckda import complex_kda, complex_kda_step
+from ckda.ops import _call, which_backend
+from tests.ops.common import (
+    Call,
+    Comparison,
+    assert_close,
+    assert_same_bits,
+    check_kernels,
+    compare,
+    make_call,
+    member,
+    perturbed,
+    rowwise,
+    run,
+    slice_batch,
+)
+
+triton = pytest.importorskip("triton")
+from ckda.ops import triton as kernels  # noqa: E402
+from ckda.ops.triton import chunk, recurrent  # noqa: E402
+
+in_interpreter = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="with a GPU the kernels are compiled, and the tests marked gpu run"
+)
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """Memory that nobody has written is NaN."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    assert torch.empty(8).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def _use(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make every call small enough for the recurrence take it, or none."""
+    monkeypatch.setattr(kernels, "SHORT", 0 if form == "chunk" else 10**9)
+
+
+def _draws(settings: dict[str, Any], outputs: str = "os", num: int = 1) -> list[Comparison]:
+    return [compare(make_call(**({"B": 1, "H": 1} | settings), seed=seed), "triton", outputs) for seed in range(num)]
+
+
+# Every kernel in the interpreter --------------------------------------------------------------------------------------
+
+#: all gates, lengths about one and two chunks of 32, widths that are no powers of two, packing, groups
+CHUNK_CASES: dict[str, dict[str, Any]] = {
+    "one token": {"T": 1, "K": 5, "V": 3, "initial": True, "dt_bias": True},
+    "signed": {"T": 31, "K": 8, "V": 5, "initial": True, "A_log": True, "dt_bias": True},
+    "signed, two chunks and a token": {"T": 65, "K": 20, "V": 7},
+    "sigmoid": {"T": 32, "K": 5, "V": 20, "gate": "sigmoid", "beta_range": 1, "A_log": True, "initial": True},
+    "sigmoid as given": {
+        "T": 33, "K": 6, "V": 6, "gate": "sigmoid", "beta_range": None, "normalize_qk": False, "dt_bias": True
+    },
+    "softplus": {"T": 33, "K": 8, "V": 5, "gate": "softplus", "A_log": True, "dt_bias": True, "initial": True},
+    "given": {"T": 33, "K": 3, "V": 5, "gate": None, "beta_range": None, "initial": True},
+    "given, unsigned": {"T": 17, "K": 8, "V": 1, "gate": None, "sign": False, "beta_range": 1, "normalize_qk": False},
+    "groups": {"T": 20, "H": 2, "HV": 4, "K": 5, "V": 4, "scale": 0.7, "dt_bias": True},
+    "packed": {"T": 40, "K": 6, "V": 5, "A_log": True, "initial": True, "cu_seqlens": [0, 0, 34, 35, 40, 40]},
+    "packed, given": {"T": 9, "K": 4, "V": 3, "gate": None, "cu_seqlens": [0, 1, 1, 9]},
+    "many channels and values": {"T": 33, "K": 70, "V": 40, "initial": True},
+}  # fmt: skip
+
+
+@in_interpreter
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("case", CHUNK_CASES)
+def test_chunk_form(case: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    _use("chunk", monkeypatch)
+    draws = _draws(CHUNK_CASES[case] | {"dtype": dtype}, num=2 if dtype == torch.float32 else 1)
+    bounded = draws[0].call["gate"] in ("signed", "sigmoid")
+    check_kernels(draws, rule=not bounded)
+
+
+RECURRENT_CASES: dict[str, dict[str, Any]] = {
+    "one token": {"T": 1, "K": 5, "V": 3, "initial": True, "dt_bias": True},
+    "signed": {"T": 9, "K": 8, "V": 5, "initial": True, "A_log": True, "dt_bias": True},
+    "sigmoid": {"T": 8, "K": 5, "V": 20, "gate": "sigmoid", "beta_range": 1, "A_log": True},
+    "softplus": {"T": 8, "K": 20, "V": 3, "gate": "softplus", "A_log": True, "dt_bias": True, "normalize_qk": False},
+    "given": {"T": 9, "K": 3, "V": 5, "gate": None, "beta_range": None, "initial": True},
+    "given, unsigned": {"T": 5, "K": 32, "V": 32, "gate": None, "sign": False, "beta_range": 1},
+    "groups": {"T": 6, "H": 1, "HV": 2, "K": 5, "V": 4, "scale": 0.7},
+    "packed": {"T": 8, "K": 6, "V": 5, "A_log": True, "initial": True, "cu_seqlens": [0, 0, 3, 4, 8, 8]},
+}
+
+
+@in_interpreter
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("case", RECURRENT_CASES)
+def test_recurrent_form(case: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    _use("recurrent", monkeypatch)
+    check_kernels(_draws(RECURRENT_CASES[case] | {"dtype": dtype}, num=2 if dtype == torch.float32 else 1))
+
+
+@in_interpreter
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+@pytest.mark.parametrize("outputs", ["o", "s"])
+def test_gradients_of_one_output_alone(outputs: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And of float32 gates beside float16 inputs."""
+    _use(form, monkeypatch)
+    settings = {"T": 5, "K": 4, "V": 3, "initial": True, "dtype": torch.float16, "gate_dtype": torch.float32}
+    check_kernels(_draws(settings, outputs))
+
+
+def _mild(call: Call, weakest: float = 4.0) -> Call:
+    """The same signs with gates near one: at least tanh(weakest / 2), which is 0.96 for 4 and 0.9993 for 8."""
+    g = call["g"]
+    if call["gate"] is None:
+        return call | {"g": g.clamp_min(math.log(math.tanh(weakest / 2)))}
+    return call | {"g": torch.where(g < 0, -1, 1).to(g.dtype) * (g.abs() + weakest)}
+
+
+@in_interpreter
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(("K", "V", "gate"), [(20, 7, "signed"), (80, 70, "signed"), (20, 7, None)])
+def test_half_precision_operands(K: int, V: int, gate: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path that bfloat16 inputs take: products of half-precision operands, the solver in two halves.
+
+    Over half a chunk mild gates stay within the range of float16.
+    """
+    _use("chunk", monkeypatch)
+    monkeypatch.setitem(chunk.FAST, torch.float16, "fp16")
+    settings = {"B": 1, "T": 37, "H": 1, "K": K, "V": V, "initial": True, "dtype": torch.float16}
+    calls = [make_call(**settings, gate=gate, seed=seed) for seed in range(2 if gate else 1)]
+    check_kernels([compare(_mild(call), "triton") for call in calls])
+
+
+@in_interpreter
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(("segment", "T", "gate"), [(1, 70, "signed"), (2, 100, "signed"), (1, 40, None)])
+def test_segments(gate: str | None, segment: int, T: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequence split into segments gives what it gives whole, gradients included, and within the same bounds."""
+    _use("chunk", monkeypatch)
+    call = _mild(make_call(B=2 if gate else 1, T=T, H=1, K=6, V=5, gate=gate, dtype=torch.float32, initial=True), 8.0)
+    whole = run(call, "triton")
+    monkeypatch.setattr(chunk, "SPLIT_FROM", 2)
+    monkeypatch.setattr(chunk, "SEGMENT", segment)
+    assert chunk.plan(_call(**call)).num_segments == -(-T // (32 * segment))
+    split = compare(call, "triton")
+    assert_close(split.results, whole, 2e-5)
+    assert any(not torch.equal(split.results[name], x) for name, x in whole.items())  # it did something else
+    check_kernels([split], rule=False)  # a product of transitions has roundings of its own
+
+
+@in_interpreter
+def test_segments_without_initial_state_or_gradient_of_the_final_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    _use("chunk", monkeypatch)
+    monkeypatch.setattr(chunk, "SPLIT_FROM", 2)
+    monkeypatch.setattr(chunk, "SEGMENT", 1)
+    call = _mild(make_call(B=1, T=70, H=1, K=6, V=5, dtype=torch.float32), 8.0)
+    check_kernels([compare(call, "triton", "o")], rule=False)
+
+
+@in_interpreter
+@pytest.mark.parametrize(("form", "T", "K", "V"), [("chunk", 33, 8, 5), ("chunk", 5, 70, 40), ("recurrent", 5, 8, 5)])
+@pytest.mark.parametrize("gate", ["signed", None])
+def test_what_is_saved_has_the_announced_shapes(
+    gate: str | None, form: str, T: int, K: int, V: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch.compile and the meta device see `saved_like` in place of what the forward pass saves."""
+    _use(form, monkeypatch)
+    if form == "recurrent":
+        assert kernels.is_short(_call(**make_call(B=1, T=T, K=K, V=V)))
+    call = _call(**make_call(B=1, T=T, H=1, K=K, V=V, gate=gate, dtype=torch.float16), output_final_state=True)
+    saved, announced = kernels.forward(call)[2], kernels.saved_like(call)
+    assert [(x.shape, x.dtype, x.stride()) for x in saved] == [(x.shape, x.dtype, x.stride()) for x in announced]
+
+
+# Laws that hold to the last bit ---------------------------------------------------------------------------------------
+
+
+@in_interpreter
+@pytest.mark.parametrize(
+    ("form", "T", "dtype"), [("chunk", 33, torch.float32), ("chunk", 4, torch.float16), ("recurrent", 4, torch.float16)]
+)
+def test_the_same_bits_alone_in_a_batch_and_again(
+    form: str, T: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _use(form, monkeypatch)
+    call = make_call(B=3, T=T, H=1, K=6, V=20, dtype=dtype, initial=True)
+    together = rowwise(call, "triton")
+    assert_same_bits(rowwise(call, "triton"), together)
+    for row in (0, 2):
+        alone = rowwise(slice_batch(call, slice(row, row + 1)), "triton", row)
+        assert_same_bits({name: x[row : row + 1] for name, x in together.items()}, alone)
+
+
+@in_interpreter
+@pytest.mark.parametrize(
+    ("form", "gate", "T", "times"),
+    [
+        ("chunk", None, 35, (1, 20, 34)),
+        pytest.param(
+            *("chunk", "signed", 40, (1, 20, 31, 32, 39)),
+            marks=pytest.mark.xfail(
+                strict=True,
+                reason="bounded decays go by way of the chunk's middle token, whose rounding is in earlier outputs",
+            ),
+        ),
+        ("recurrent", "signed", 6, (1, 5)),
+    ],
+)
+def test_the_future_does_not_leak(
+    form: str, gate: str | None, T: int, times: tuple, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _use(form, monkeypatch)
+    call = make_call(B=1, T=T, H=1, K=6, V=5, gate=gate, dtype=torch.float32, initial=True)
+    before = run(call, "triton", gradients=False)["o"]
+    for t in times:
+        after = run(perturbed(call, t), "triton", gradients=False)["o"]
+        assert torch.equal(before[:, :t], after[:, :t]), f"token {t} changes earlier outputs"
+        assert not torch.equal(before[:, t:], after[:, t:])
+
+
+@in_interpreter
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+def test_packed_gives_the_bits_of_separate_sequences(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _use(form, monkeypatch)
+    bounds = [0, 0, 34, 35, 40, 40] if form == "chunk" else [0, 0, 3, 4, 4, 6]
+    call = make_call(
+        B=1, T=bounds[-1], H=1, K=6, V=5, dtype=torch.float32, initial=True, dt_bias=True, cu_seqlens=bounds
+    )
+    packed = run(call, "triton", gradients=False)
+    for n in range(len(bounds) - 1):
+        start, end = bounds[n], bounds[n + 1]
+        if start == end:
+            assert torch.equal(packed["state"][n], call["initial_state"][n])
+        else:
+            alone = run(member(call, n), "triton", gradients=False)
+            assert_same_bits({"o": packed["o"][:, start:end], "state": packed["state"][n : n + 1]}, alone)
+    assert_same_bits(run(call | {"cu_seqlens": call["cu_seqlens"].long()}, "triton", gradients=False), packed)
+
+
+# Edges ----------------------------------------------------------------------------------------------------------------
+
+
+@in_interpreter
+@pytest.mark.parametrize(("form", "T"), [("chunk", 40), ("recurrent", 6)])
+def test_zero_gates_and_zero_vectors(form: str, T: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """g = -inf forgets all and has no gradient; a zero key writes nothing, a zero query reads nothing."""
+    _use(form, monkeypatch)
+    call = make_call(B=1, T=T, H=1, K=4, V=3, gate=None, beta_range=None, dtype=torch.float32, initial=True)
+    call["g"][:, T // 2] = -math.inf
+    call["k"][:, 3] = call["q"][:, 4] = 0
+    draw = compare(call, "triton")
+    check_kernels([draw])
+    assert not draw.results["dg"][:, T // 2].any()
+    assert not draw.results["dinitial_state"][0].isnan().any()
+    assert not draw.results["o"][:, 4].any()
+    assert not draw.results["dv"][:, 3].any()
+
+
+@in_interpreter
+@pytest.mark.parametrize(("gate", "u"), [("sigmoid", 40.0), ("signed", 0.0), ("signed", -0.0), ("signed", -40.0)])
+def test_the_ends_of_the_bounded_gates(gate: str, u: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """|alpha| = e^-5 at every step, which takes the chunk's factors to e^80, and alpha = -1 at every step."""
+    _use("chunk", monkeypatch)
+    call = make_call(B=1, T=65, H=1, K=5, V=4, gate=gate, dtype=torch.float32, initial=True)
+    draw = compare(call | {"g": torch.full_like(call["g"], u)}, "triton")
+    assert_close(draw.results, draw.oracle, 2e-5)
+    if u == 0:
+        assert not draw.results["dg"].any()
+
+
+def _reflections(T: int, K: int, gate: str | None, dtype: torch.dtype, device: str = "cpu", **settings: Any) -> Call:
+    """All keys equal, beta = 2, alpha = +-1: the triangular system's worst case. Nothing is ever forgotten."""
+    call = make_call(
+        T=T, K=K, V=K, gate=gate, beta_range=None, initial=True, dtype=dtype, device=device, **({"B": 1} | settings)
+    )
+    sign = torch.where(call["g"] < 0, -1, 1).to(dtype)
+    call["g"] = 40 * sign if gate else torch.zeros_like(call["g"])  # tanh(20) is one to the last bit of float32
+    call["k"] = call["k"][:, :1].expand_as(call["k"])
+    call["beta"] = torch.full_like(call["beta"], 2.0)
+    return call
+
+
+@in_interpreter
+@pytest.mark.parametrize("gate", ["signed", None])
+def test_equal_keys_at_beta_two(gate: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    _use("chunk", monkeypatch)
+    call = _reflections(65 if gate else 33, 8, gate, torch.float32, H=1)
+    check_kernels([compare(call, "triton")], rule=False)
+    still = call | {"v": torch.zeros_like(call["v"]), "initial_state": torch.eye(8).view(1, 1, 8, 8)}
+    S = run(still, "triton", gradients=False)["state"][0, 0].double()
+    assert (S.mT @ S - torch.eye(8, dtype=torch.float64)).abs().max() < 2e-5
+
+
+# Decoding -------------------------------------------------------------------------------------------------------------
+
+
+def _token(call: Call, t: int) -> Any:
+    """One token of a call, as the operator's own data."""
+    per_token = ("q", "k", "v", "g", "beta", "sign")
+    return _call(
+        **{n: x[:, t : t + 1] if n in per_token and isinstance(x, Tensor) else x for n, x in call.items()},
+        output_final_state=True,
+    )
+
+
+@in_interpreter
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"A_log": True, "dt_bias": True},
+        {"gate": "softplus", "A_log": True, "beta_range": 1},
+        {"gate": "sigmoid", "dt_bias": True},
+        {"gate": None, "beta_range": None, "normalize_qk": False},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("inplace", [False, True])
+def test_decoding(inplace: bool, case: dict, dtype: torch.dtype) -> None:
+    """Token by token, over two blocks of values, as the recurrence does it."""
+    call = make_call(B=2, T=3, H=1, HV=2, K=5, V=40, scale=0.7, initial=True, dtype=dtype, **case)
+    draw = compare(call, "reference", gradients=False)
+    state, outputs = call["initial_state"].clone(), []
+    for t in range(3):
+        before = state.clone()
+        o, following = kernels.step(_token(call | {"initial_state": state}, t), inplace)
+        assert (following is state) == inplace
+        assert torch.equal(state, before) != inplace
+        outputs.append(o)
+        state = following
+    check_kernels([draw._replace(results={"o": torch.cat(outputs, 1), "state": state})])
+
+
+@in_interpreter
+def test_decoding_in_place_into_a_state_of_any_layout() -> None:
+    call = make_call(B=2, T=1, H=2, K=5, V=4, initial=True, dtype=torch.float32)
+    o, exact = recurrent.step(_token(call, 0), False)
+    strided = call["initial_state"].mT.contiguous().mT
+    assert not strided.is_contiguous()
+    p, state = recurrent.step(_token(call | {"initial_state": strided}, 0), True)
+    assert state is strided
+    assert_same_bits({"o": p, "state": strided}, {"o": o, "state": exact})
+
+
+# Dispatch -------------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_kernels_cannot_serve_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torch.cuda.is_available():
+        assert kernels.refuses(_call(**make_call(dtype=torch.float32))) is None
+    assert "float64" in str(_why(make_call()))
+    assert "erase" in str(_why(make_call(dtype=torch.float32, separate=True)))
+    monkeypatch.setattr(kernels, "_interpreted", lambda: False)
+    assert "CUDA" in str(_why(make_call(dtype=torch.float32)))
+
+
+def _why(call: Call) -> str:
+    device = "cuda" if torch.cuda.is_available() and call["v"].dtype == torch.float64 else "cpu"
+    call = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in call.items()}
+    with pytest.raises(ValueError, match="backend='triton' cannot serve this call") as reason:
+        complex_kda(**call, backend="triton")
+    return str(reason.value)
+
+
+def test_auto_never_takes_the_interpreter() -> None:
+    assert which_backend(**make_call(dtype=torch.float32)).backend.name == "chunked"
+
+
+def test_the_form_depends_on_length_and_width_alone() -> None:
+    forms = set()
+    for B, H in ((1, 1), (64, 1), (2, 16)):
+        call = _call(**make_call(B=B, T=kernels.SHORT, H=H, K=kernels.SMALL_HEAD, V=kernels.SMALL_HEAD))
+        longer = _call(**make_call(B=B, T=kernels.SHORT + 1, H=H, K=4, V=4))
+        wider = _call(**make_call(B=B, T=8, H=H, K=4, V=kernels.SMALL_HEAD + 1))
+        forms.add((kernels.is_short(call), kernels.is_short(longer), kernels.is_short(wider)))
+    assert forms == {(True, False, False)}
+
+
+# On a GPU -------------------------------------------------------------------------------------------------------------
+
+#: one setting for many tests, so that few kernels are compiled
+ON_GPU = {"H": 2, "K": 64, "V": 64, "A_log": True, "dt_bias": True, "dtype": torch.bfloat16, "device": "cuda"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"K": K, "V": K} for K in (16, 32, 64, 128, 256)),
+        {"K": 64, "V": 128},
+        {"K": 128, "V": 64},
+        {"gate": "sigmoid", "beta_range": 1},
+        {"gate": "softplus"},
+        {"gate": None, "beta_range": None, "normalize_qk": False},
+        {"gate": None, "sign": False, "K": 128, "V": 128},
+        {"HV": 4, "cu_seqlens": [0, 0, 100, 101, 300, 300]},
+    ],
+    ids=str,
+)
+def test_bfloat16_by_the_double_rule(settings: dict) -> None:
+    calls = [
+        make_call(
+            **(ON_GPU | {"B": 1 if "cu_seqlens" in settings else 4, "T": 300, "initial": True} | settings), seed=s
+        )
+        for s in (0, 1)
+    ]
+    check_kernels([compare(call, "triton", plain="chunked") for call in calls])
+
+
+@pytest.mark.gpu
+def test_float16_on_a_gpu() -> None:
+    check_kernels(
+        [compare(make_call(B=4, T=300, initial=True, **(ON_GPU | {"dtype": torch.float16})), "triton", plain="chunked")]
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gate", ["signed", None])
+def test_equal_keys_at_beta_two_over_8192_tokens(gate: str | None) -> None:
+    call = _reflections(8192, 64, gate, torch.bfloat16, "cuda", B=2, H=2)
+    check_kernels([compare(call, "triton", plain="chunked")])
+    S0 = torch.eye(64, device="cuda").expand(2, 2, 64, 64)
+    still = call | {"v": torch.zeros_like(call["v"]), "initial_state": S0}
+    norms = run(still, "triton", gradients=False)["state"].flatten(2).norm(dim=-1)
+    assert (norms / 8 - 1).abs().max() < 0.01
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("inplace", [False, True])
+def test_decoding_4096_tokens_equals_the_parallel_form(inplace: bool) -> None:
+    call = make_call(B=2, T=4096, initial=True, **ON_GPU)
+    draw = compare(call, "triton", plain="chunked", gradients=False)
+    options = {name: call[name] for name in ("gate", "A_log", "dt_bias", "beta_range", "normalize_qk")}
+    state, outputs = call["initial_state"].clone(), []
+    for t in range(4096):
+        token = {name: call[name][:, t] for name in ("q", "k", "v", "g", "beta")}
+        o, state = complex_kda_step(**token, state=state, inplace=inplace, **options)
+        outputs.append(o)
+    decoded = {"o": torch.stack(outputs, 1), "state": state}
+    check_kernels([draw._replace(results=decoded)])
+    assert_close(decoded, draw.results, 2 * torch.finfo(torch.bfloat16).eps)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("T", "K"), [(300, 64), (50, 32)])
+def test_the_same_bits_alone_in_a_batch_and_again_on_a_gpu(T: int, K: int) -> None:
+    call = make_call(B=5, T=T, initial=True, **(ON_GPU | {"K": K, "V": K}))
+    together = rowwise(call, "triton")
+    for _ in range(3):
+        assert_same_bits(rowwise(call, "triton"), together)
+    for row in (0, 3):
+        alone = rowwise(slice_batch(call, slice(row, row + 1)), "triton", row)
+        assert_same_bits({name: x[row : row + 1] for name, x in together.items()}, alone)
+
+
+@pytest.mark.gpu
+def test_packed_sequences_do_not_synchronise() -> None:
+    bounds = [0, 0, 100, 101, 300, 300]
+    call = make_call(B=1, T=300, HV=4, initial=True, cu_seqlens=bounds, **ON_GPU)
+    leaves = {n: x.requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x for n, x in call.items()}
+    inputs = [x for x in leaves.values() if isinstance(x, Tensor) and x.requires_grad]
+
+    def both() -> tuple[Tensor, Tensor]:
+        o, state = complex_kda(**leaves, output_final_state=True, backend="triton")
+        torch.autograd.grad((o, state), inputs, (torch.ones_like(o), torch.ones_like(state)))
+        return o.detach(), state.detach()
+
+    both()  # compiles
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        o, state = both()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for n, (start, end) in enumerate(pairwise(bounds)):
+        if end > start:
+            alone = run(member(call, n), "triton", gradients=False)
+            assert_close({"o": o[:, start:end], "state": state[n : n + 1]}, alone, torch.finfo(torch.bfloat16).eps)
+
+
+@pytest.mark.gpu
+def test_one_node_under_compile_on_a_gpu() -> None:
+    call = make_call(B=4, T=300, initial=True, **ON_GPU)
+
+    @torch.compile(fullgraph=True)
+    def compiled(leaves: Call) -> tuple[Tensor, Tensor]:
+        return complex_kda(**leaves, output_final_state=True, backend="triton")
+
+    assert_same_bits(run(call, compiled), run(call, "triton"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gate", ["signed", None])
+def test_segments_on_a_gpu(gate: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole and in segments of 4096 tokens: the same to rounding, and both within the 2x rule of float64."""
+    call = make_call(B=1, T=16384 + 44, initial=True, gate=gate, **ON_GPU)
+    draw = compare(call, "triton", plain="chunked")
+    assert chunk.plan(_call(**call)).num_segments == 5
+    check_kernels([draw])
+    monkeypatch.setattr(chunk, "SPLIT_FROM", 10**9)
+    whole = run(call, "triton")
+    assert_close(draw.results, whole, 2 * torch.finfo(torch.bfloat16).eps)
+
+
+@pytest.mark.gpu
+def test_float32_on_a_gpu() -> None:
+    calls = [make_call(B=4, T=300, initial=True, **(ON_GPU | {"dtype": torch.float32}), seed=seed) for seed in (0, 1)]
+    check_kernels([compare(call, "triton", plain="chunked") for call in calls], rule=False)

@@ -1,0 +1,76 @@
+"""Every kernel compiled for GPUs that are not there, in a process of its own: Triton decides at import whether it interprets."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+#: compute capability -> the calls (EXAMPLES of ckda/ops/triton/compile.py) whose kernels are compiled. Those of sm_90 have every
+#: kernel, both precisions, gates with and without a bound, and packed sequences.
+WANTED = {
+    90: ["bf16 128x128", "bf16 32x32 given, packed", "fp32 16x16"],
+    80: ["bf16 64x64"],
+    89: ["bf16 64x64"],
+    100: ["bf16 64x64"],
+}
+
+#: bytes that one program may have: 227, 163 and 99 KiB
+SHARED_LIMIT = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
+
+#: bytes of local memory a thread, for the main kernels on Hopper: below this they stay in the first cache
+SPILLS_LIMIT = 256
+
+_PROGRAM = """
+import json, sys
+from ckda.ops.triton.compile import EXAMPLES, rows
+EXAMPLES["bf16 32x32 given, packed"] = {"K": 32, "V": 32, "gate": None, "packed": True}
+for capability, names in json.loads(sys.argv[1]).items():
+    for name, kernel, x in rows(int(capability), names):
+        print(json.dumps([int(capability), name, kernel, x._asdict()]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def compiled() -> list[tuple[int, str, str, dict[str, int]]]:
+    """(capability, call, kernel, resources) of every launch."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, json.dumps(WANTED)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+    print(f"\n{'sm':>4} {'call':28}{'kernel':28}{'registers':>10}{'spills':>8}{'shared':>8}{'warps':>6}")
+    for capability, name, kernel, x in found:
+        print(f"{capability:4} {name:28}{kernel:28}{x['registers']:10}{x['spills']:8}{x['shared']:8}{x['warps']:6}")
+    return found
+
+
+def test_every_kernel_compiles(compiled: list[Any]) -> None:
+    kernels = {kernel for capability, _, kernel, _ in compiled if capability == 90}
+    chunk = {"intra_kernel", "solver_kernel", "state_kernel", "reverse_kernel", "gradient_kernel", "rate_kernel"}
+    assert kernels == chunk | {"recurrent_kernel", "recurrent_backward_kernel"}
+    for capability, names in WANTED.items():
+        assert {name for c, name, _, _ in compiled if c == capability} == set(names)
+
+
+def test_shared_memory_fits_the_chip(compiled: list[Any]) -> None:
+    beyond = [row for row in compiled if row[3]["shared"] > SHARED_LIMIT[row[0]]]
+    assert not beyond, beyond
+
+
+def test_the_main_kernels_hardly_spill(compiled: list[Any]) -> None:
+    main = [row for row in compiled if row[:2] == (90, "bf16 128x128")]
+    assert len(main) >= 7
+    if main[0][3]["registers"] < 0:
+        pytest.skip("this build of Triton has no cuobjdump to read registers with")
+    spilled = {row[2]: row[3]["spills"] for row in main if row[3]["spills"] > SPILLS_LIMIT}
+    assert not spilled, spilled
