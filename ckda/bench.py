@@ -328,8 +328,7 @@ def _check(found: list[Peer], device: str, dtype: torch.dtype, args: argparse.Na
     return checked
 
 
-def _progress(rows: list[dict], row: dict, shape: Shape) -> None:
-    rows.append(row)
+def _tell(row: dict, shape: Shape) -> None:
     f, b = row["forward"], row["forward+backward"]
     memory = "" if row["peak_bytes"] is None else f", {row['peak_bytes'] / 2**30:.2f} GiB"
     _say(f"{shape!s:28} {row['peer']:32} forward {f['mean']:8.3f} ms, forward+backward {b['mean']:8.3f} ms{memory}")
@@ -356,10 +355,13 @@ def run(args: argparse.Namespace) -> int:
     for shape in _shapes(args, device):
         for peer in found:
             try:
-                _progress(result["rows"], time_peer(peer, shape, device, dtype, args), shape)
+                row = time_peer(peer, shape, device, dtype, args)
+                _tell(row, shape)
             except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
-                result["rows"].append({"peer": peer.name, "shape": shape._asdict(), "failed": str(error)[:300]})
+                row = {"peer": peer.name, "shape": shape._asdict(), "failed": str(error)[:300]}
                 _say(f"{shape!s:28} {peer.name}: failed, {error!s:.120}")
+            result["rows"].append(row)
+            write_json(folder / "bench.json", result)  # what is measured is kept, whatever happens next
     heads, D = (SMOKE.H, SMOKE.D) if args.smoke else (16, 128)
     for batch in (1,) if args.smoke or device == "cpu" else DECODE:
         result["decode"].append(time_decode(batch, heads, D, device, dtype, args))
