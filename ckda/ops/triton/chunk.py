@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ckda.ops.call import Call, Gradients
-from ckda.ops.triton.chunk_backward import gradient_kernel, rate_kernel, reverse_kernel
+from ckda.ops.triton.chunk_backward import gradient_kernel, pair_kernel, reverse_kernel
 from ckda.ops.triton.chunk_forward import intra_kernel, solver_kernel, state_kernel
 from ckda.ops.triton.launch import Launch, power_of_two
 from ckda.ops.triton.recurrent import assemble
@@ -245,7 +245,10 @@ def _intra(call: Call, p: Plan, x: Saved, where: _Chunks) -> Launch:
     arguments = _gate_arguments(call, p) | {"p_starts": where.starts, "p_ends": where.ends}
     made = ("q_forward", "k_forward", "k_back", "A", "G", "rho", "norms", "decay", "start", "end")
     outputs = {f"p_{name}": getattr(x, name) for name in made}
-    return Launch(intra_kernel, (p.slots, p.HV), arguments | outputs, num_warps=4)
+    grid = (p.slots, p.HV)
+    if p.split and p.K > 64:
+        return Launch(intra_kernel, grid, arguments | outputs, num_warps=8, maxnreg=128)
+    return Launch(intra_kernel, grid, arguments | outputs, num_warps=4)
 
 
 def _solver(p: Plan, x: Saved, where: _Chunks) -> Launch:
@@ -328,8 +331,8 @@ def launches(call: Call) -> list[Launch]:
         _state(call, p, x, where, state, o, state),
         _state(call, p, x, where, None, None, x.transitions, "transition"),
         _reverse(call, p, x, where, o, state, state, reverse),
-        _gradient(call, p, x, where, o, o, o, duy, x.states, out),
-        _rate(call, p, x, out),
+        _pair(call, p, x, where, o, o, o, duy, out),
+        _gradient(call, p, x, where, o, o, x.states, out),
     ]
 
 
@@ -375,7 +378,9 @@ def _reverse(
         "STORE_INITIAL": dinitial is not None,
         "SUMMARY": not outputs,
     }
-    return Launch(reverse_kernel, (-(-p.V // BV), p.HV, p.N * p.num_segments), arguments | outputs, num_warps=4, num_stages=3)
+    return Launch(
+        reverse_kernel, (-(-p.V // BV), p.HV, p.N * p.num_segments), arguments | outputs, num_warps=4, num_stages=3
+    )
 
 
 def _segment_ends(call: Call, p: Plan, x: Saved, where: _Chunks, do: Tensor, dfinal: Tensor | None) -> Tensor:
@@ -397,7 +402,7 @@ def _gradient_block(p: Plan) -> tuple[int, int, int]:
     return min(32, power_of_two(p.K)), min(64 if p.split else 32, power_of_two(p.V)), 2
 
 
-def _gradient(
+def _pair(
     call: Call,
     p: Plan,
     x: Saved,
@@ -406,53 +411,61 @@ def _gradient(
     do: Tensor,
     dr: Tensor,
     duy: Tensor,
-    dstates: Tensor,
     out: dict[str, Any],
 ) -> Launch:
-    arguments = _gate_arguments(call, p)
-    for name in ("p_beta", "BETA_RANGE"):
-        del arguments[name]
-    BK, BV, num_warps = _gradient_block(p)
-    arguments |= {
+    assert call.beta is not None
+    arguments = {
         "p_v": call.v.contiguous(),
+        "p_beta": call.beta.contiguous(),
         "p_starts": where.starts,
         "p_ends": where.ends,
         "p_o": o,
         "p_do": do,
         "p_dr": dr,
         "p_duy": duy,
-        "p_dstates": dstates,
+        "T": p.T,
+        "NC": p.NC,
+        "TOKENS": p.B * p.T,
+        "HV": p.HV,
         "V": p.V,
         "NV": duy.shape[-1],
+        "BV": min(64, power_of_two(p.V)),
+        "C": p.C,
+        "BETA_RANGE": call.beta_range or 0,
+        "DOT": _dot(p.dtype),
+        "PACKED": p.packed,
+    }
+    arguments |= {f"p_{name}": getattr(x, name) for name in ("G", "rho", "norms", "y")}
+    arguments |= {name: out[name] for name in ("p_D", "p_dA", "p_scalars", "p_dbeta")}
+    return Launch(pair_kernel, (p.slots, p.HV), arguments, num_warps=2)
+
+
+def _gradient(
+    call: Call, p: Plan, x: Saved, where: _Chunks, do: Tensor, dr: Tensor, dstates: Tensor, out: dict[str, Any]
+) -> Launch:
+    arguments = _gate_arguments(call, p)
+    for name in ("p_beta", "BETA_RANGE"):
+        del arguments[name]
+    BK, BV, num_warps = _gradient_block(p)
+    arguments |= {
+        "p_starts": where.starts,
+        "p_ends": where.ends,
+        "p_do": do,
+        "p_dr": dr,
+        "p_dstates": dstates,
+        "V": p.V,
         "BK": BK,
         "BV": BV,
     }
-    read = ("G", "rho", "norms", "q_forward", "k_forward", "k_back", "decay", "end", "y", "states")
+    read = ("rho", "norms", "q_forward", "k_forward", "k_back", "decay", "end", "y", "states")
     arguments |= {f"p_{name}": getattr(x, name) for name in read}
-    arguments |= {name: out[name] for name in ("p_dq", "p_dk", "p_dg", "p_drho", "p_dlog_rate", "p_dbias")}
+    used = ("p_D", "p_dA", "p_scalars", "p_dq", "p_dk", "p_dg", "p_dlog_rate", "p_dbias")
+    arguments |= {name: out[name] for name in used}
     return Launch(gradient_kernel, (-(-p.K // BK), p.slots, p.HV), arguments, num_warps=num_warps)
 
 
-_RATE_BLOCK = 1024
-
-
-def _rate(call: Call, p: Plan, x: Saved, out: dict[str, Any]) -> Launch:
-    assert call.beta is not None
-    num = p.B * p.T * p.HV
-    arguments = {
-        "p_beta": call.beta.contiguous(),
-        "p_drho": out["p_drho"],
-        "p_norm2": x.norms[2],
-        "p_dbeta": out["p_dbeta"],
-        "N": num,
-        "BLOCK": _RATE_BLOCK,
-        "BETA_RANGE": call.beta_range or 0,
-    }
-    return Launch(rate_kernel, (-(-num // _RATE_BLOCK),), arguments, num_warps=4)
-
-
 def _gradient_outputs(call: Call, p: Plan) -> dict[str, Any]:
-    """Where :func:`gradient_kernel` writes: with grouped value heads dq and dk are summed over the group afterwards."""
+    """Where the last two kernels write: with grouped value heads dq and dk are summed over the group afterwards."""
     key_dtype = p.dtype if p.H == p.HV else torch.float32
     keys = (p.B, p.T, p.HV, p.K)
     assert call.beta is not None
@@ -465,7 +478,9 @@ def _gradient_outputs(call: Call, p: Plan) -> dict[str, Any]:
         "p_dq": torch.empty(keys, dtype=key_dtype, device=device),
         "p_dk": torch.empty(keys, dtype=key_dtype, device=device),
         "p_dg": torch.empty(keys, dtype=call.g.dtype, device=device),
-        "p_drho": torch.empty(p.B, p.T, p.HV, dtype=torch.float32, device=device),
+        "p_D": torch.empty(p.B, p.T, p.HV, p.C, dtype=p.work_dtype, device=device),
+        "p_dA": torch.empty(p.B, p.T, p.HV, p.C, dtype=p.work_dtype, device=device),
+        "p_scalars": torch.empty(3, p.B, p.T, p.HV, dtype=torch.float32, device=device),
         "p_dbeta": torch.empty(p.B, p.T, p.HV, dtype=call.beta.dtype, device=device),
         "p_dlog_rate": parts(call.A_log),
         "p_dbias": parts(call.dt_bias),
@@ -492,8 +507,8 @@ def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None)
     outputs = {"p_dv": dv, "p_duy": duy, "p_dstates": dstates}
     _reverse(call, p, x, where, do, dfinal, dinitial, outputs)()
     out = _gradient_outputs(call, p)
-    _gradient(call, p, x, where, o, do, dv, duy, dstates, out)()
-    _rate(call, p, x, out)()
+    _pair(call, p, x, where, o, do, dv, duy, out)()
+    _gradient(call, p, x, where, do, dv, dstates, out)()
     if dinitial is not None:
         dinitial = dinitial.unflatten(0, (p.N, -1))[:, 0].contiguous()
     return assemble(call, out | {"p_dv": dv, "p_dinitial": dinitial})

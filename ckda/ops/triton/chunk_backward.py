@@ -1,11 +1,14 @@
-"""The chunk form, backward: two kernels, and a small one for dbeta. Notation of ckda/ops/triton/chunk_forward.py; r = v - (k * gamma) S.
+"""The chunk form, backward: three kernels.
+
+The notation is that of ckda/ops/triton/chunk_forward.py; r = v - (k * gamma) S.
 
 `reverse_kernel` runs over the chunks backwards, with dS the gradient of the state after the chunk:
 
     du = A^T do + (k * Gamma / gamma) dS,     dv = dr = (I + G Diag(rho))^-T (rho du),
     dS' = Gamma dS + (q * gamma)^T do - (k * gamma)^T dr.
 
-`gradient_kernel` (parallel over chunks and blocks of channels) finishes everything else. With D_ij = dr_i . y_j (j < i) and dA_ij = do_i . u_j,
+`pair_kernel` (parallel over chunks) and `gradient_kernel` (and over blocks of channels) finish everything else. With
+D_ij = dr_i . y_j (j < i) and dA_ij = do_i . u_j,
 
     drho_j = du_j . y_j - sum_i G_ij D_ij,    X_j = sum_i D_ij Diag(gamma_i / gamma_j) k_i,
     dq_i = gamma_i * (S do_i) + sum_j dA_ij (gamma_i / gamma_j) k_j,
@@ -20,7 +23,7 @@ learning rate and of the norm follow on the same tiles, and each gradient is wri
 import triton
 import triton.language as tl
 
-from ckda.ops.triton.chunk_forward import head_gate, load_gate, sequence_place
+from ckda.ops.triton.chunk_forward import chunk_gate, head_gate, sequence_place
 from ckda.ops.triton.tile import (
     at_token,
     bounded_decays,
@@ -35,7 +38,7 @@ from ckda.ops.triton.tile import (
     unbounded_decays,
 )
 
-__all__ = ["gradient_kernel", "rate_kernel", "reverse_kernel"]
+__all__ = ["gradient_kernel", "pair_kernel", "reverse_kernel"]
 
 
 @triton.jit
@@ -178,17 +181,97 @@ def _unbounded_gradients(
 
 
 @triton.jit
+def pair_kernel(
+    p_v,  # [B * T, HV, V]
+    p_beta,  # [B * T, HV]
+    p_starts,
+    p_ends,
+    p_G,  # [B * T, HV, C]
+    p_rho,  # [B * T, HV]
+    p_norms,  # [3, B * T, HV]
+    p_o,  # [B * T, HV, V]
+    p_y,  # [B * T, HV, V]
+    p_do,  # [B * T, HV, V]
+    p_dr,  # [B * T, HV, V]
+    p_duy,  # [B * T, HV, NV]
+    p_D,  # out [B * T, HV, C] strictly lower
+    p_dA,  # out [B * T, HV, C] strictly lower
+    p_scalars,  # out float32 [3, B * T, HV] dA_ii, q . dq, k . dk
+    p_dbeta,  # out [B * T, HV]
+    T,
+    NC,
+    TOKENS,  # B * T
+    HV: tl.constexpr,
+    V: tl.constexpr,
+    NV: tl.constexpr,
+    BV: tl.constexpr,
+    C: tl.constexpr,
+    BETA_RANGE: tl.constexpr,
+    DOT: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    """The products of a chunk's tokens over the values, and dbeta.
+
+    What the norms' backward needs is found here too: q . dq = o . do, since o is linear in q, and k . dk = (2 y - v) . dr, of which
+    the row gives (y - v) . dr and the column u . du.
+    """
+    i_chunk, i_hv = tl.program_id(0), tl.program_id(1)
+    begin, end = chunk_place(i_chunk, p_starts, p_ends, T, NC, C, PACKED)
+    b_index = tl.arange(0, C)
+    m_token = b_index < (end - begin).to(tl.int32)
+    line = begin * HV + i_hv  # the first token's row of [B * T, HV]
+    b_line = b_index * HV
+    b_D = tl.zeros([C, C], tl.float32)
+    b_dA = tl.zeros([C, C], tl.float32)
+    b_diagonal = tl.zeros([C], tl.float32)
+    b_q_dq = tl.zeros([C], tl.float32)
+    b_k_dk = tl.zeros([C], tl.float32)
+    for v in range(0, V, BV):
+        b_value = v + tl.arange(0, BV)
+        m_out = m_token[:, None] & (b_value < V)[None, :]
+        o_value = b_line[:, None] * V + b_value[None, :]
+        b_y = tl.load(p_y + line * V + o_value, mask=m_out, other=0.0)
+        b_do = tl.load(p_do + line * V + o_value, mask=m_out, other=0.0)
+        b_dr = tl.load(p_dr + line * V + o_value, mask=m_out, other=0.0)
+        b_o = tl.load(p_o + line * V + o_value, mask=m_out, other=0.0).to(tl.float32)
+        b_v = tl.load(p_v + line * V + o_value, mask=m_out, other=0.0).to(tl.float32)
+        b_D += dot(b_dr, tl.trans(b_y), DOT)
+        b_dA += dot(b_do, tl.trans(b_y), DOT)
+        b_wide_y, b_wide_do = b_y.to(tl.float32), b_do.to(tl.float32)
+        b_diagonal += tl.sum(b_wide_do * b_wide_y, 1)
+        b_q_dq += tl.sum(b_wide_do * b_o, 1)
+        b_k_dk += tl.sum(b_dr.to(tl.float32) * (2.0 * b_wide_y - b_v), 1)
+    b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
+    m_lower = b_index[:, None] > b_index[None, :]
+    o_square = b_line[:, None] * C + b_index[None, :]
+    b_D = tl.where(m_lower, b_D, 0.0)
+    tl.store(p_D + line * C + o_square, b_D, mask=m_token[:, None])
+    tl.store(p_dA + line * C + o_square, tl.where(m_lower, b_dA * b_rho[None, :], 0.0), mask=m_token[:, None])
+    num_lines = TOKENS.to(tl.int64) * HV
+    tl.store(p_scalars + line + b_line, b_diagonal * b_rho, mask=m_token)
+    tl.store(p_scalars + num_lines + line + b_line, b_q_dq, mask=m_token)
+    tl.store(p_scalars + 2 * num_lines + line + b_line, b_k_dk, mask=m_token)
+
+    b_drho = -tl.sum(b_D * tl.load(p_G + line * C + o_square, mask=m_token[:, None], other=0.0), 0)
+    for i in tl.static_range(NV):
+        b_drho += tl.load(p_duy + line * NV + b_line * NV + i, mask=m_token, other=0.0)
+    b_dbeta = b_drho / tl.load(p_norms + 2 * num_lines + line + b_line, mask=m_token, other=1.0)
+    if BETA_RANGE > 0:
+        b_beta = tl.load(p_beta + line + b_line, mask=m_token, other=0.0).to(tl.float32)
+        b_dbeta *= learning_rate(b_beta, BETA_RANGE) * learning_rate(-b_beta, 1)
+    tl.store(p_dbeta + line + b_line, b_dbeta, mask=m_token)
+
+
+@triton.jit
 def gradient_kernel(
     p_q,
     p_k,
-    p_v,  # [B * T, HV, V]
     p_g,
     p_sign,
     p_A_log,
     p_dt_bias,
     p_starts,
     p_ends,
-    p_G,  # [B * T, HV, C]
     p_rho,  # [B * T, HV]
     p_norms,  # [3, B * T, HV]
     p_q_forward,  # [B * T, HV, K]
@@ -196,17 +279,17 @@ def gradient_kernel(
     p_k_back,
     p_decay,  # [B * T, HV, K], where KEEP_DECAY
     p_end,  # [B * NC, HV, K]
-    p_o,  # [B * T, HV, V]
+    p_D,  # [B * T, HV, C]
+    p_dA,  # [B * T, HV, C]
+    p_scalars,  # [3, B * T, HV] dA_ii, q . dq, k . dk
     p_y,  # [B * T, HV, V]
     p_do,  # [B * T, HV, V]
     p_dr,  # [B * T, HV, V]
-    p_duy,  # [B * T, HV, NV]
     p_states,  # [B * NC, HV, V, K]
     p_dstates,  # [B * NC, HV, V, K]
     p_dq,  # out [B * T, HV, K]
     p_dk,  # out [B * T, HV, K]
     p_dg,  # out [B * T, HV, K]
-    p_drho,  # out float32 [B * T, HV]
     p_dlog_rate,  # out float32 [B * NC, HV, K] the chunk's part of dA_log, where HAS_A_LOG
     p_dbias,  # out float32 [B * NC, HV, K] the chunk's part of ddt_bias, where HAS_DT_BIAS
     T,
@@ -217,7 +300,6 @@ def gradient_kernel(
     HV: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
-    NV: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
     C: tl.constexpr,
@@ -246,16 +328,16 @@ def gradient_kernel(
     o_slot = (i_chunk * HV + i_hv).to(tl.int64)
     b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
 
+    num_lines = TOKENS.to(tl.int64) * HV
+    o_square = b_line[:, None] * C + b_index[None, :]
+    b_D = tl.load(p_D + line * C + o_square, mask=m_token[:, None], other=0.0)
+    b_dA = tl.load(p_dA + line * C + o_square, mask=m_token[:, None], other=0.0)
+
     # what is contracted over the values
-    b_D = tl.zeros([C, C], tl.float32)
-    b_dA = tl.zeros([C, C], tl.float32)
     b_dq = tl.zeros([BK, C], tl.float32)
     b_dk = tl.zeros([BK, C], tl.float32)
     b_dk_end = tl.zeros([BK, C], tl.float32)
     b_through = tl.zeros([BK], tl.float32)  # what spans the whole chunk, of the gradient of log|alpha|
-    b_diagonal = tl.zeros([C], tl.float32)
-    b_q_dq = tl.zeros([C], tl.float32)
-    b_k_dk = tl.zeros([C], tl.float32)
     for v in range(0, V, BV):
         b_value = v + tl.arange(0, BV)
         m_value = b_value < V
@@ -268,30 +350,13 @@ def gradient_kernel(
         m_state = m_channel[:, None] & m_value[None, :]
         b_S = tl.load(p_states + o_slot * (K * V) + o_state, mask=m_state, other=0.0)
         b_dS = tl.load(p_dstates + o_slot * (K * V) + o_state, mask=m_state, other=0.0)
-        b_wide_y, b_wide_do = b_y.to(tl.float32), b_do.to(tl.float32)
-        b_u = (b_wide_y * b_rho[:, None]).to(b_y.dtype)
-        b_diagonal += tl.sum(b_wide_do * b_u.to(tl.float32), 1)
-        if NORMALIZE:
-            b_q_dq += tl.sum(b_wide_do * tl.load(p_o + line * V + o_value, mask=m_out, other=0.0).to(tl.float32), 1)
-            b_v = tl.load(p_v + line * V + o_value, mask=m_out, other=0.0).to(tl.float32)
-            b_k_dk += tl.sum(b_dr.to(tl.float32) * (2.0 * b_wide_y - b_v), 1)
-        b_D += dot(b_dr, tl.trans(b_y), DOT)
-        b_dA += dot(b_do, tl.trans(b_u), DOT)
         b_dq += dot(b_S, tl.trans(b_do), DOT)
         b_dk -= dot(b_S, tl.trans(b_dr), DOT)
-        b_dk_end += dot(b_dS, tl.trans(b_u), DOT)
+        b_dk_end += dot(b_dS, tl.trans(b_y), DOT)
         b_through += tl.sum(b_S.to(tl.float32) * b_dS.to(tl.float32), 1)
-    m_lower = b_index[:, None] > b_index[None, :]
-    b_D, b_dA = tl.where(m_lower, b_D, 0.0), tl.where(m_lower, b_dA, 0.0)
-    b_G = tl.load(p_G + line * C + b_line[:, None] * C + b_index[None, :], mask=m_token[:, None], other=0.0)
-    b_drho = -tl.sum(b_G * b_D, 0)
-    for i in tl.static_range(NV):
-        b_drho += tl.load(p_duy + line * NV + b_line * NV + i, mask=m_token, other=0.0)
-    tl.store(p_drho + line + b_line, b_drho, mask=m_token & (i_k == 0))
+    b_dk_end *= b_rho[None, :]
 
-    if KEEP_DECAY:
-        b_forward, b_back = _kept_decay(tl.load(p_decay + line * K + o_g, mask=m_tile, other=256.0))
-    else:
+    if not KEEP_DECAY:
         o_k = b_index[None, :] * (H * K) + b_channel[:, None]
         head = (begin * H + i_hv // (HV // H)) * K
         b_q = tl.load(p_q + head + o_k, mask=m_tile, other=0.0)
@@ -299,57 +364,42 @@ def gradient_kernel(
         if NORMALIZE:
             b_inverse = tl.load(p_norms + line + b_line, mask=m_token, other=0.0) * scale
             b_q = (b_q.to(tl.float32) * b_inverse[None, :]).to(b_q.dtype)
-            b_inverse = tl.load(p_norms + TOKENS.to(tl.int64) * HV + line + b_line, mask=m_token, other=0.0)
+            b_inverse = tl.load(p_norms + num_lines + line + b_line, mask=m_token, other=0.0)
             b_k = (b_k.to(tl.float32) * b_inverse[None, :]).to(b_k.dtype)
         else:
             b_q = (b_q.to(tl.float32) * scale).to(b_q.dtype)
         b_q, b_k = b_q.to(tl.float32), b_k.to(tl.float32)
-        b_log, b_negative = load_gate(
-            p_g, p_sign, p_A_log, p_dt_bias, line * K, o_g, m_tile, i_hv, b_channel,
+        b_log, b_negative = chunk_gate(
+            tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0),
+            p_sign, p_A_log, p_dt_bias, line * K, o_g, m_tile, i_hv, b_channel,
             K, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, WIDE,
         )  # fmt: skip
-        if BOUNDED:
-            b_sum, b_sign, _, _ = bounded_decays(b_log, b_negative, C, DOT, WIDE)
-            b_forward, b_back = tl.exp2(b_sum) * b_sign, tl.exp2(-b_sum) * b_sign
     if BOUNDED:
         # A pair counts once as a row and once as a column of the gates' gradient, and in the sum over tokens the two must cancel:
         # so both are made of the same rounded factors.
         b_kb = tl.load(p_k_back + line * K + o_g, mask=m_tile, other=0.0)
-        b_qf = tl.load(p_q_forward + line * K + o_g, mask=m_tile, other=0.0)
         b_kf = tl.load(p_k_forward + line * K + o_g, mask=m_tile, other=0.0)
-        if KEEP_DECAY:
-            b_q, b_k = b_qf.to(tl.float32) * b_back, b_kb.to(tl.float32) * b_forward
         b_through += tl.sum(b_kb.to(tl.float32) * b_dk_end, 1)
         b_kb_rho = operand(b_kb.to(tl.float32) * b_rho[None, :], DOT)
         b_dk -= dot(b_kb_rho, tl.trans(b_D), DOT)
         b_column = dot(b_kf, b_D, DOT)
         b_dlog = b_kf.to(tl.float32) * b_dk + b_kb_rho.to(tl.float32) * b_column
+        b_qf = tl.load(p_q_forward + line * K + o_g, mask=m_tile, other=0.0)
         b_dk_end += dot(b_qf, b_dA, DOT)
         b_dlog -= b_kb.to(tl.float32) * b_dk_end
-        b_dk = b_dk * b_forward + (b_dk_end - b_rho[None, :] * b_column) * b_back
+        b_dk_end -= b_rho[None, :] * b_column
         b_dq += dot(b_kb, tl.trans(b_dA), DOT)
         b_dlog += b_qf.to(tl.float32) * b_dq
-        b_dq *= b_forward
     else:
         b_dq, b_dk, b_dlog, b_reach = _unbounded_gradients(
             b_q, b_k, b_log, b_negative, b_dA, b_D, b_rho, b_dq, b_dk, b_dk_end, C, BK, DOT
         )
         b_through = b_through * tl.load(p_end + o_slot * K + b_channel, mask=m_channel, other=0.0) + b_reach
-    b_dlog = token_sums(b_dlog, tl.where(b_index[:, None] >= b_index[None, :], 1.0, 0.0), DOT, True) + b_through[:, None]
-    b_dk += b_diagonal[None, :] * b_q
-    b_dq += b_diagonal[None, :] * b_k
 
-    # Norm: q . dq = o . do, since o is linear in q, and k . dk = (2 y - v) . dr: its row gives (y - v) . dr, its column u . du
-    if NORMALIZE:
-        unscale = tl.where(scale == 0, 0.0, 1.0 / scale)
-        b_inverse = tl.load(p_norms + line + b_line, mask=m_token, other=0.0) * scale
-        b_dq = (b_dq - b_q * (b_q_dq * (unscale * unscale))[None, :]) * b_inverse[None, :]
-        b_inverse = tl.load(p_norms + TOKENS.to(tl.int64) * HV + line + b_line, mask=m_token, other=0.0)
-        b_dk = (b_dk - b_k * b_k_dk[None, :]) * b_inverse[None, :]
-    else:
-        b_dq *= scale
-    tl.store(p_dq + line * K + o_g, b_dq, mask=m_tile)
-    tl.store(p_dk + line * K + o_g, b_dk, mask=m_tile)
+    # the gate
+    b_dlog = (
+        token_sums(b_dlog, tl.where(b_index[:, None] >= b_index[None, :], 1.0, 0.0), DOT, True) + b_through[:, None]
+    )
     b_g = tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)
     b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, b_channel, K, HAS_A_LOG, HAS_DT_BIAS)
     b_dg, b_dlog_rate = gate_gradient(b_dlog, b_g, b_rate, b_bias, GATE)
@@ -359,22 +409,27 @@ def gradient_kernel(
     if HAS_DT_BIAS:
         tl.store(p_dbias + o_slot * K + b_channel, tl.sum(tl.where(m_tile, b_dg, 0.0), 1), mask=m_channel)
 
-
-@triton.jit
-def rate_kernel(
-    p_beta,  # [N]
-    p_drho,  # float32 [N]
-    p_norm2,  # float32 [N]
-    p_dbeta,  # out [N]
-    N,
-    BLOCK: tl.constexpr,
-    BETA_RANGE: tl.constexpr,
-):
-    """dbeta from drho, rho = beta / |k|^2, over all tokens and value heads."""
-    b_index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    m_index = b_index < N
-    b_dbeta = tl.load(p_drho + b_index, mask=m_index) / tl.load(p_norm2 + b_index, mask=m_index, other=1.0)
-    if BETA_RANGE > 0:
-        b_beta = tl.load(p_beta + b_index, mask=m_index, other=0.0).to(tl.float32)
-        b_dbeta *= learning_rate(b_beta, BETA_RANGE) * learning_rate(-b_beta, 1)
-    tl.store(p_dbeta + b_index, b_dbeta, mask=m_index)
+    # queries and keys, from their decayed forms back to the raw ones
+    if BOUNDED:
+        if KEEP_DECAY:
+            b_forward, b_back = _kept_decay(tl.load(p_decay + line * K + o_g, mask=m_tile, other=256.0))
+            b_q, b_k = b_qf.to(tl.float32) * b_back, b_kb.to(tl.float32) * b_forward
+        else:
+            b_forward, b_back, _, _, _ = bounded_decays(b_log, b_negative, C, DOT, WIDE)
+        b_dq *= b_forward
+        b_dk = b_dk * b_forward + b_dk_end * b_back
+    b_diagonal = tl.load(p_scalars + line + b_line, mask=m_token, other=0.0)
+    b_dk += b_diagonal[None, :] * b_q
+    b_dq += b_diagonal[None, :] * b_k
+    if NORMALIZE:
+        unscale = tl.where(scale == 0, 0.0, 1.0 / scale)
+        b_along = tl.load(p_scalars + num_lines + line + b_line, mask=m_token, other=0.0) * (unscale * unscale)
+        b_inverse = tl.load(p_norms + line + b_line, mask=m_token, other=0.0) * scale
+        b_dq = (b_dq - b_q * b_along[None, :]) * b_inverse[None, :]
+        b_along = tl.load(p_scalars + 2 * num_lines + line + b_line, mask=m_token, other=0.0)
+        b_inverse = tl.load(p_norms + num_lines + line + b_line, mask=m_token, other=0.0)
+        b_dk = (b_dk - b_k * b_along[None, :]) * b_inverse[None, :]
+    else:
+        b_dq *= scale
+    tl.store(p_dq + line * K + o_g, b_dq, mask=m_tile)
+    tl.store(p_dk + line * K + o_g, b_dk, mask=m_tile)

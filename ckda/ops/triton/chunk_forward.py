@@ -11,8 +11,8 @@ state at the chunk's start (ckda/ops/chunked.py has the derivation):
 `solver_kernel` inverts I + G Diag(rho) in float32. `state_kernel` runs over the chunks of a sequence, one program a
 value head and block of BV value columns. The sign needs no extra pass: it is part of gamma.
 
-Decays are taken from the chunk's middle token a: with factors gamma_i / gamma_a and gamma_a / gamma_j bounded gates (at most e^5 a
-step) stay within e^80 for C = 32, and the chunk reads
+Decays are taken from the chunk's middle token a, by way of gamma_a rounded to a power of two (written gamma_a all the same): with
+factors gamma_i / gamma_a and gamma_a / gamma_j bounded gates (at most e^5 a step) stay within e^81 for C = 32, and the chunk reads
 
     S* = gamma_a S,    r = v - (k * gamma / gamma_a) S*,    S' = Gamma / gamma_a (S* + (k * gamma_a / gamma)^T u).
 
@@ -36,13 +36,11 @@ from ckda.ops.triton.tile import (
     unbounded_decays,
 )
 
-__all__ = ["head_gate", "intra_kernel", "load_gate", "sequence_place", "solver_kernel", "state_kernel"]
+__all__ = ["chunk_gate", "head_gate", "intra_kernel", "sequence_place", "solver_kernel", "state_kernel"]
 
 
 @triton.jit
-def head_gate(
-    p_A_log, p_dt_bias, i_hv, b_channel, K: tl.constexpr, HAS_A_LOG: tl.constexpr, HAS_DT_BIAS: tl.constexpr
-):
+def head_gate(p_A_log, p_dt_bias, i_hv, b_channel, K: tl.constexpr, HAS_A_LOG: tl.constexpr, HAS_DT_BIAS: tl.constexpr):
     """The head's rate exp(A_log) [1, 1] and bias [BK, 1] of the channels."""
     b_rate = tl.full([1, 1], 1.0, tl.float32)
     b_bias = tl.zeros_like(b_channel).to(tl.float32)[:, None]
@@ -54,12 +52,12 @@ def head_gate(
 
 
 @triton.jit
-def load_gate(
-    p_g,  # [B * T, HV, K]
+def chunk_gate(
+    b_g,  # [BK, C] the raw gate
     p_sign,  # int8 [B * T, HV, K], or anything where SIGNED is false
     p_A_log,  # [HV]
     p_dt_bias,  # [HV, K]
-    start,  # where the chunk begins in p_g
+    start,  # where the chunk begins in p_sign
     o_g,  # [BK, C] the tile, from there
     m_tile,  # [BK, C]
     i_hv,
@@ -72,9 +70,8 @@ def load_gate(
     WIDE: tl.constexpr,
 ):
     """log2|alpha| and whether alpha < 0, of some channels of a chunk; alpha = 1 where no token lies."""
-    b_g = tl.load(p_g + start + o_g, mask=m_tile, other=0.0).to(tl.float32)
     b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, b_channel, K, HAS_A_LOG, HAS_DT_BIAS)
-    b_log, b_negative = log_gate(b_g, b_rate, b_bias, GATE, WIDE)
+    b_log, b_negative = log_gate(b_g.to(tl.float32), b_rate, b_bias, GATE, WIDE)
     if SIGNED:
         b_negative = tl.load(p_sign + start + o_g, mask=m_tile, other=1) < 0
     return tl.where(m_tile, b_log, 0.0), m_tile & b_negative
@@ -206,10 +203,13 @@ def intra_kernel(
     o_g = b_line[None, :] * K + b_channel[:, None]
     o_k = b_index[None, :] * (H * K) + b_channel[:, None]
     head = (begin * H + i_hv // (HV // H)) * K  # offsets of tiles stay in 32 bits
-    b_q, b_q_inverse = unit_tile(tl.load(p_q + head + o_k, mask=m_tile, other=0.0), scale, NORMALIZE)
-    b_k, b_k_inverse = unit_tile(tl.load(p_k + head + o_k, mask=m_tile, other=0.0), 1.0, NORMALIZE)
-    b_log, b_negative = load_gate(
-        p_g, p_sign, p_A_log, p_dt_bias, line * K, o_g, m_tile, i_hv, b_channel,
+    b_q = tl.load(p_q + head + o_k, mask=m_tile, other=0.0)  # all loads before the first reduction
+    b_k = tl.load(p_k + head + o_k, mask=m_tile, other=0.0)
+    b_g = tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0)
+    b_q, b_q_inverse = unit_tile(b_q, scale, NORMALIZE)
+    b_k, b_k_inverse = unit_tile(b_k, 1.0, NORMALIZE)
+    b_log, b_negative = chunk_gate(
+        b_g, p_sign, p_A_log, p_dt_bias, line * K, o_g, m_tile, i_hv, b_channel,
         K, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, WIDE,
     )  # fmt: skip
     b_norm2 = tl.zeros_like(b_k_inverse) + 1.0
@@ -226,13 +226,12 @@ def intra_kernel(
     tl.store(p_norms + 2 * num_lines + line + b_line, b_norm2, mask=m_token)
 
     if BOUNDED:
-        b_sum, b_sign, b_start, b_end = bounded_decays(b_log, b_negative, C, DOT, WIDE)
-        b_forward = tl.exp2(b_sum) * b_sign
-        b_query, b_row, b_key = b_q * b_forward, b_k * b_forward, b_k * (tl.exp2(-b_sum) * b_sign)
+        b_forward, b_back, b_decay, b_start, b_end = bounded_decays(b_log, b_negative, C, DOT, WIDE)
+        if KEEP_DECAY:
+            tl.store(p_decay + line * K + o_g, b_decay, mask=m_tile)
+        b_query, b_row, b_key = b_q * b_forward, b_k * b_forward, b_k * b_back
         b_A = dot(tl.trans(b_query), b_key, DOT)
         b_G = dot(tl.trans(b_row), b_key, DOT)
-        if KEEP_DECAY:
-            tl.store(p_decay + line * K + o_g, (256.0 + b_sum) * b_sign, mask=m_tile)
     else:
         b_gamma, b_to_end, b_sign = unbounded_decays(b_log, b_negative, C, DOT)
         b_A, b_G = _pairwise_products(b_q, b_k, b_log, b_sign, C)

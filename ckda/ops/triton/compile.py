@@ -66,8 +66,7 @@ def compile_launch(launch: Launch, capability: int) -> CompiledKernel:
             if isinstance(value, Tensor):
                 attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constants, attributes)
-    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
 
 
 def _cuobjdump() -> str | None:

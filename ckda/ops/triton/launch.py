@@ -13,9 +13,16 @@ class Launch(NamedTuple):
     arguments: dict[str, Any]
     num_warps: int
     num_stages: int = 2
+    maxnreg: int | None = None  #: registers a thread may take, where more programs at a time are worth a few spills
+
+    @property
+    def options(self) -> dict[str, int]:
+        """The compiler's options."""
+        options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        return options if self.maxnreg is None else options | {"maxnreg": self.maxnreg}
 
     def __call__(self) -> None:
-        self.kernel[self.grid](**self.arguments, num_warps=self.num_warps, num_stages=self.num_stages)
+        self.kernel[self.grid](**self.arguments, **self.options)
 
 
 def power_of_two(n: int) -> int:

@@ -254,22 +254,27 @@ def sign_through(b_negative, C: tl.constexpr, DOT: tl.constexpr):
 
 @triton.jit
 def bounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr, WIDE: tl.constexpr):
-    """All decays of a chunk by way of its middle token a, for gates of at least e^-5: (sum, sign, start, end).
+    """All decays of a chunk by way of its middle, for gates of at least e^-5: (forward, back, sum, start, end).
 
-    sum [BK, C]: log2 |gamma_i / gamma_a|. sign [BK, C]: that of gamma_i. start, end [BK]: |gamma_a|, and Gamma / |gamma_a|.
-    So gamma_i = sign_i 2^sum_i start and Gamma / gamma_i = sign_i 2^-sum_i end; of a pair, the sign at a drops out.
+    With m the whole number next to log2|gamma_a|, a the middle token: forward, back [BK, C] are gamma_i / 2^m and 2^m / gamma_i,
+    sum is log2 of forward with 256 added and the sign of gamma_i, and start, end [BK] are 2^m and Gamma / 2^m. So gamma_i =
+    forward_i start and Gamma / gamma_i = back_i end, up to the sign of Gamma, which end has.
+
+    m depends on tokens after i, but a power of two changes no digit: later tokens do not change earlier outputs, not even by
+    rounding. Hence the whole and the broken part of an exponent are raised apart.
     """
     b_from, b_to = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     b_sign = sign_through(b_negative, C, DOT)
-    b_first = tl.sum(tl.where(b_to < C // 2, b_log, 0.0), 1)
-    b_second = tl.sum(tl.where(b_to >= C // 2, b_log, 0.0), 1)
-    if WIDE:
-        b_sum = (tl.cumsum(b_log, 1) - b_first[:, None]).to(tl.float32)
-    else:
-        b_M = tl.where(b_from <= b_to, 1.0, 0.0) - tl.where((b_from < C // 2) & (b_to >= 0), 1.0, 0.0)
-        b_sum = token_sums(b_log, b_M, DOT, False)
-    b_end = tl.exp2(b_second.to(tl.float32)) * at_token(b_sign, C - 1, C)
-    return b_sum, b_sign, tl.exp2(b_first.to(tl.float32)), b_end
+    b_middle = tl.floor(tl.sum(tl.where(b_to < C // 2, b_log, 0.0), 1) + 0.5)
+    b_cum = tl.cumsum(b_log, 1) if WIDE else token_sums(b_log, tl.where(b_from <= b_to, 1.0, 0.0), DOT, False)
+    b_whole = tl.floor(b_cum)
+    b_broken = (b_cum - b_whole).to(tl.float32)
+    b_whole = (b_whole - b_middle[:, None]).to(tl.float32)
+    b_forward = tl.exp2(b_broken) * (tl.exp2(b_whole) * b_sign)
+    b_back = tl.exp2(-b_broken) * (tl.exp2(-b_whole) * b_sign)
+    b_start = tl.exp2(b_middle.to(tl.float32))
+    b_end = tl.exp2((tl.sum(b_log, 1) - b_middle).to(tl.float32)) * at_token(b_sign, C - 1, C)
+    return b_forward, b_back, (256.0 + b_whole + b_broken) * b_sign, b_start, b_end
 
 
 @triton.jit
