@@ -278,27 +278,54 @@ def test_the_ends_of_the_bounded_gates(gate: str, u: float, monkeypatch: pytest.
         assert not draw.results["dg"].any()
 
 
-def _reflections(T: int, K: int, gate: str | None, dtype: torch.dtype, device: str = "cpu", **settings: Any) -> Call:
-    """All keys equal, beta = 2, alpha = +-1: the triangular system's worst case. Nothing is ever forgotten."""
-    call = make_call(
-        T=T, K=K, V=K, gate=gate, beta_range=None, initial=True, dtype=dtype, device=device, **({"B": 1} | settings)
-    )
-    sign = torch.where(call["g"] < 0, -1, 1).to(dtype)
-    call["g"] = 40 * sign if gate else torch.zeros_like(call["g"])  # tanh(20) is one to the last bit of float32
-    call["k"] = call["k"][:, :1].expand_as(call["k"])
-    call["beta"] = torch.full_like(call["beta"], 2.0)
-    return call
+def _reflections(call: Call, keys: str = "equal", signs: str = "random") -> Call:
+    """beta = 2 and alpha = +-1, so that nothing is ever forgotten; equal keys are the triangular system's worst case.
+
+    `keys` and `signs` are random, or equal at all tokens: then an error of one transition is an error of all, and adds up.
+    """
+    g, k = call["g"], call["k"]
+    sign = torch.where(g < 0, -1, 1) if call["gate"] else call["sign"]
+    sign = sign[:, :1].expand_as(sign) if signs == "equal" else sign
+    k = k[:, :1].expand_as(k) if keys == "equal" else k
+    still = {"k": k, "beta": torch.full_like(call["beta"], 2.0)}
+    if call["gate"]:
+        return call | still | {"g": (40 * sign).to(g.dtype)}  # tanh(20) is one to the last bit of float32
+    return call | still | {"g": torch.zeros_like(g), "sign": sign.to(torch.int8)}
 
 
 @in_interpreter
 @pytest.mark.parametrize("gate", ["signed", None])
 def test_equal_keys_at_beta_two(gate: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     _use("chunk", monkeypatch)
-    call = _reflections(65 if gate else 33, 8, gate, torch.float32, H=1)
+    settings = {
+        "B": 1,
+        "T": 65 if gate else 33,
+        "H": 1,
+        "K": 8,
+        "V": 8,
+        "gate": gate,
+        "beta_range": None,
+        "initial": True,
+    }
+    call = _reflections(make_call(**settings, dtype=torch.float32))
     check_kernels([compare(call, "triton")], rule=False)
     still = call | {"v": torch.zeros_like(call["v"]), "initial_state": torch.eye(8).view(1, 1, 8, 8)}
     S = run(still, "triton", gradients=False)["state"][0, 0].double()
     assert (S.mT @ S - torch.eye(8, dtype=torch.float64)).abs().max() < 2e-5
+
+
+@in_interpreter
+@pytest.mark.xfail(
+    strict=True, reason="the kernels round the unit key to the inputs' dtype, which turns every step a little"
+)
+@pytest.mark.parametrize(("form", "T"), [("chunk", 129), ("half", 129), ("recurrent", 33)])
+def test_a_repeated_transition_in_half_precision(form: str, T: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same reflection and signs at every token: a rotation, whose angle must not be off by the rounding of a key."""
+    _use("recurrent" if form == "recurrent" else "chunk", monkeypatch)
+    if form == "half":
+        monkeypatch.setitem(chunk.FAST, torch.float16, "fp16")
+    settings = {"B": 1, "T": T, "H": 1, "K": 16, "V": 5, "beta_range": None, "initial": True, "dtype": torch.float16}
+    check_kernels([compare(_reflections(make_call(**settings), signs="equal"), "triton")])
 
 
 # Decoding -------------------------------------------------------------------------------------------------------------
@@ -425,14 +452,16 @@ def test_float16_on_a_gpu() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("gate", ["signed", None])
-def test_equal_keys_at_beta_two_over_8192_tokens(gate: str | None) -> None:
-    call = _reflections(8192, 64, gate, torch.bfloat16, "cuda", B=2, H=2)
-    check_kernels([compare(call, "triton", plain="chunked")])
+@pytest.mark.parametrize(("gate", "signs"), [("signed", "random"), ("signed", "equal"), (None, "random")])
+def test_equal_keys_at_beta_two_over_8192_tokens(gate: str | None, signs: str) -> None:
+    settings = ON_GPU | {"A_log": False, "dt_bias": False, "gate": gate, "beta_range": None}
+    call = _reflections(make_call(B=2, T=8192, initial=True, **settings), signs=signs)
+    draw = compare(call, "triton", plain="chunked")
     S0 = torch.eye(64, device="cuda").expand(2, 2, 64, 64)
     still = call | {"v": torch.zeros_like(call["v"]), "initial_state": S0}
     norms = run(still, "triton", gradients=False)["state"].flatten(2).norm(dim=-1)
     assert (norms / 8 - 1).abs().max() < 0.01
+    check_kernels([draw])
 
 
 @pytest.mark.gpu
@@ -499,16 +528,16 @@ def test_one_node_under_compile_on_a_gpu() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("gate", ["signed", None])
-def test_segments_on_a_gpu(gate: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole and in segments of 4096 tokens: the same to rounding, and both within the 2x rule of float64."""
-    call = make_call(B=1, T=16384 + 44, initial=True, gate=gate, **ON_GPU)
-    draw = compare(call, "triton", plain="chunked")
-    assert chunk.plan(_call(**call)).num_segments == 5
+def test_segments_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five segments of up to 4096 tokens: the usual bounds, and where nothing is forgotten at most twice the error of the whole."""
+    draw = compare(make_call(B=1, T=16384 + 44, initial=True, **ON_GPU), "triton", plain="chunked")
+    assert chunk.plan(_call(**draw.call)).num_segments == 5
     check_kernels([draw])
+    kept = compare(_reflections(draw.call | {"beta_range": None}, keys="random"), "triton", plain="chunked")
     monkeypatch.setattr(chunk, "SPLIT_FROM", 10**9)
-    whole = run(call, "triton")
-    assert_close(draw.results, whole, 2 * torch.finfo(torch.bfloat16).eps)
+    whole = run(kept.call, "triton")
+    assert not torch.equal(whole["state"], kept.results["state"])
+    check_kernels([kept._replace(plain=whole)])
 
 
 @pytest.mark.gpu
