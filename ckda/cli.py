@@ -14,7 +14,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "inspect": ("ckda.analysis.cli", "demo", "what a trained model does: inspect track RUN, audio RUN, lm PATH"),
     "lm": ("ckda.lm.cli", "lm", "language models: params, prepare, train, ladder, eval, generate"),
     "needle": ("ckda.lm.needle", "lm", "find a needle in a haystack of 1K to 8K tokens (RULER)"),
-    "bench": ("ckda.bench", "", "the operator's speed, ours and flash-linear-attention's in one run"),
+    "bench": ("ckda.bench", "triton", "the operator's speed, ours and flash-linear-attention's in one run"),
     "theory": ("ckda.theory.cli", "theory", "the paper's claims as programs: list, verify, show, table"),
     "scaling": ("ckda.analysis.scaling.cli", "scaling", "fit scaling laws to the paper's table or to your runs"),
 }

@@ -223,6 +223,7 @@ def _state_arguments(p: Plan, x: Saved, where: _Chunks, call: Call) -> dict[str,
         "p_solver_low": x.solver_low,
         "SPLIT": p.split,
         "p_rho": x.rho,
+        "p_norm2": x.norms[2],
         "p_start": x.start,
         "p_end": x.end,
         "BOUNDED": _is_bounded(call),
@@ -409,7 +410,7 @@ def _pair(
     where: _Chunks,
     o: Tensor,
     do: Tensor,
-    dr: Tensor,
+    dv: Tensor,
     duy: Tensor,
     out: dict[str, Any],
 ) -> Launch:
@@ -421,7 +422,7 @@ def _pair(
         "p_ends": where.ends,
         "p_o": o,
         "p_do": do,
-        "p_dr": dr,
+        "p_dv": dv,
         "p_duy": duy,
         "T": p.T,
         "NC": p.NC,
@@ -441,7 +442,7 @@ def _pair(
 
 
 def _gradient(
-    call: Call, p: Plan, x: Saved, where: _Chunks, do: Tensor, dr: Tensor, dstates: Tensor, out: dict[str, Any]
+    call: Call, p: Plan, x: Saved, where: _Chunks, do: Tensor, dv: Tensor, dstates: Tensor, out: dict[str, Any]
 ) -> Launch:
     arguments = _gate_arguments(call, p)
     for name in ("p_beta", "BETA_RANGE"):
@@ -451,7 +452,7 @@ def _gradient(
         "p_starts": where.starts,
         "p_ends": where.ends,
         "p_do": do,
-        "p_dr": dr,
+        "p_dv": dv,
         "p_dstates": dstates,
         "V": p.V,
         "BK": BK,

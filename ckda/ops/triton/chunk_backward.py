@@ -1,10 +1,10 @@
 """The chunk form, backward: three kernels.
 
-The notation is that of ckda/ops/triton/chunk_forward.py; r = v - (k * gamma) S.
+The notation is that of ckda/ops/triton/chunk_forward.py; r = |k| v - (k * gamma) S.
 
 `reverse_kernel` runs over the chunks backwards, with dS the gradient of the state after the chunk:
 
-    du = A^T do + (k * Gamma / gamma) dS,     dv = dr = (I + G Diag(rho))^-T (rho du),
+    du = A^T do + (k * Gamma / gamma) dS,     dr = (I + G Diag(rho))^-T (rho du),     dv = |k| dr,
     dS' = Gamma dS + (q * gamma)^T do - (k * gamma)^T dr.
 
 `pair_kernel` (parallel over chunks) and `gradient_kernel` (and over blocks of channels) finish everything else. With
@@ -52,6 +52,7 @@ def reverse_kernel(
     p_solver,  # [B * T, HV, C]
     p_solver_low,
     p_rho,  # [B * T, HV]
+    p_norm2,  # [B * T, HV]
     p_start,  # [B * NC, HV, K]
     p_end,
     p_dfinal,  # float32 [N, HV, K, V]
@@ -126,7 +127,8 @@ def reverse_kernel(
         if not SUMMARY:
             o_slot = (i_slot * HV + i_hv) * (K * V)
             tl.store(p_dstates + o_slot + b_slot_offset, b_dS, mask=m_state)
-            tl.store(p_dv + o_value + b_value_offset, b_dr, mask=m_out)
+            b_length = tl.sqrt(tl.load(p_norm2 + line + b_line, mask=m_token, other=1.0))
+            tl.store(p_dv + o_value + b_value_offset, b_dr * b_length[None, :], mask=m_out)
             b_y = tl.load(p_y + o_value + b_value_offset, mask=m_out, other=0.0).to(tl.float32)
             tl.store(p_duy + line * NV + b_line * NV + i_v, tl.sum(b_du * b_y, 0), mask=m_token)
         if not BOUNDED:
@@ -192,11 +194,11 @@ def pair_kernel(
     p_o,  # [B * T, HV, V]
     p_y,  # [B * T, HV, V]
     p_do,  # [B * T, HV, V]
-    p_dr,  # [B * T, HV, V]
+    p_dv,  # [B * T, HV, V] |k| dr
     p_duy,  # [B * T, HV, NV]
     p_D,  # out [B * T, HV, C] strictly lower
     p_dA,  # out [B * T, HV, C] strictly lower
-    p_scalars,  # out float32 [3, B * T, HV] dA_ii, q . dq, k . dk
+    p_scalars,  # out float32 [3, B * T, HV] dA_ii, q . dq, k . dk / |k|^2
     p_dbeta,  # out [B * T, HV]
     T,
     NC,
@@ -212,8 +214,8 @@ def pair_kernel(
 ):
     """The products of a chunk's tokens over the values, and dbeta.
 
-    What the norms' backward needs is found here too: q . dq = o . do, since o is linear in q, and k . dk = (2 y - v) . dr, of which
-    the row gives (y - v) . dr and the column u . du.
+    What the norms' backward needs is found here too: q . dq = o . do, since o is linear in q, and k . dk = (2 y - |k| v) . dr, of
+    which the row gives (y - |k| v) . dr and the column u . du.
     """
     i_chunk, i_hv = tl.program_id(0), tl.program_id(1)
     begin, end = chunk_place(i_chunk, p_starts, p_ends, T, NC, C, PACKED)
@@ -225,37 +227,42 @@ def pair_kernel(
     b_dA = tl.zeros([C, C], tl.float32)
     b_diagonal = tl.zeros([C], tl.float32)
     b_q_dq = tl.zeros([C], tl.float32)
-    b_k_dk = tl.zeros([C], tl.float32)
+    b_y_dv = tl.zeros([C], tl.float32)
+    b_v_dv = tl.zeros([C], tl.float32)
     for v in range(0, V, BV):
         b_value = v + tl.arange(0, BV)
         m_out = m_token[:, None] & (b_value < V)[None, :]
         o_value = b_line[:, None] * V + b_value[None, :]
         b_y = tl.load(p_y + line * V + o_value, mask=m_out, other=0.0)
         b_do = tl.load(p_do + line * V + o_value, mask=m_out, other=0.0)
-        b_dr = tl.load(p_dr + line * V + o_value, mask=m_out, other=0.0)
+        b_dv = tl.load(p_dv + line * V + o_value, mask=m_out, other=0.0)
         b_o = tl.load(p_o + line * V + o_value, mask=m_out, other=0.0).to(tl.float32)
         b_v = tl.load(p_v + line * V + o_value, mask=m_out, other=0.0).to(tl.float32)
-        b_D += dot(b_dr, tl.trans(b_y), DOT)
+        b_D += dot(b_dv, tl.trans(b_y), DOT)
         b_dA += dot(b_do, tl.trans(b_y), DOT)
         b_wide_y, b_wide_do = b_y.to(tl.float32), b_do.to(tl.float32)
         b_diagonal += tl.sum(b_wide_do * b_wide_y, 1)
         b_q_dq += tl.sum(b_wide_do * b_o, 1)
-        b_k_dk += tl.sum(b_dr.to(tl.float32) * (2.0 * b_wide_y - b_v), 1)
+        b_wide_dv = b_dv.to(tl.float32)
+        b_y_dv += tl.sum(b_wide_dv * b_wide_y, 1)
+        b_v_dv += tl.sum(b_wide_dv * b_v, 1)
     b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
     m_lower = b_index[:, None] > b_index[None, :]
     o_square = b_line[:, None] * C + b_index[None, :]
-    b_D = tl.where(m_lower, b_D, 0.0)
+    num_lines = TOKENS.to(tl.int64) * HV
+    b_norm2 = tl.load(p_norms + 2 * num_lines + line + b_line, mask=m_token, other=1.0)
+    b_length = tl.sqrt(b_norm2)
+    b_D = tl.where(m_lower, b_D / b_length[:, None], 0.0)
     tl.store(p_D + line * C + o_square, b_D, mask=m_token[:, None])
     tl.store(p_dA + line * C + o_square, tl.where(m_lower, b_dA * b_rho[None, :], 0.0), mask=m_token[:, None])
-    num_lines = TOKENS.to(tl.int64) * HV
     tl.store(p_scalars + line + b_line, b_diagonal * b_rho, mask=m_token)
     tl.store(p_scalars + num_lines + line + b_line, b_q_dq, mask=m_token)
-    tl.store(p_scalars + 2 * num_lines + line + b_line, b_k_dk, mask=m_token)
+    tl.store(p_scalars + 2 * num_lines + line + b_line, (2.0 * b_y_dv / b_length - b_v_dv) / b_norm2, mask=m_token)
 
     b_drho = -tl.sum(b_D * tl.load(p_G + line * C + o_square, mask=m_token[:, None], other=0.0), 0)
     for i in tl.static_range(NV):
         b_drho += tl.load(p_duy + line * NV + b_line * NV + i, mask=m_token, other=0.0)
-    b_dbeta = b_drho / tl.load(p_norms + 2 * num_lines + line + b_line, mask=m_token, other=1.0)
+    b_dbeta = b_drho / b_norm2
     if BETA_RANGE > 0:
         b_beta = tl.load(p_beta + line + b_line, mask=m_token, other=0.0).to(tl.float32)
         b_dbeta *= learning_rate(b_beta, BETA_RANGE) * learning_rate(-b_beta, 1)
@@ -281,10 +288,10 @@ def gradient_kernel(
     p_end,  # [B * NC, HV, K]
     p_D,  # [B * T, HV, C]
     p_dA,  # [B * T, HV, C]
-    p_scalars,  # [3, B * T, HV] dA_ii, q . dq, k . dk
+    p_scalars,  # [3, B * T, HV] dA_ii, q . dq, k . dk / |k|^2
     p_y,  # [B * T, HV, V]
     p_do,  # [B * T, HV, V]
-    p_dr,  # [B * T, HV, V]
+    p_dv,  # [B * T, HV, V] |k| dr
     p_states,  # [B * NC, HV, V, K]
     p_dstates,  # [B * NC, HV, V, K]
     p_dq,  # out [B * T, HV, K]
@@ -314,7 +321,11 @@ def gradient_kernel(
     DOT: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """All gradients of BK channels of a chunk but dv, which is dr. No channel waits for another."""
+    """All gradients of BK channels of a chunk but dv. No channel waits for another.
+
+    The gradient of a key of any length is that of the key as used, less its part along the key, times the power of two: only the
+    direction of a normalised key matters.
+    """
     i_chunk, i_hv, i_k = tl.program_id(1), tl.program_id(2), tl.program_id(0)
     begin, end = chunk_place(i_chunk, p_starts, p_ends, T, NC, C, PACKED)
     b_index = tl.arange(0, C)
@@ -345,30 +356,28 @@ def gradient_kernel(
         o_value = b_line[:, None] * V + b_value[None, :]
         b_y = tl.load(p_y + line * V + o_value, mask=m_out, other=0.0)
         b_do = tl.load(p_do + line * V + o_value, mask=m_out, other=0.0)
-        b_dr = tl.load(p_dr + line * V + o_value, mask=m_out, other=0.0)
+        b_dv = tl.load(p_dv + line * V + o_value, mask=m_out, other=0.0)
         o_state = b_channel[:, None] + b_value[None, :] * K
         m_state = m_channel[:, None] & m_value[None, :]
         b_S = tl.load(p_states + o_slot * (K * V) + o_state, mask=m_state, other=0.0)
         b_dS = tl.load(p_dstates + o_slot * (K * V) + o_state, mask=m_state, other=0.0)
         b_dq += dot(b_S, tl.trans(b_do), DOT)
-        b_dk -= dot(b_S, tl.trans(b_dr), DOT)
+        b_dk -= dot(b_S, tl.trans(b_dv), DOT)
         b_dk_end += dot(b_dS, tl.trans(b_y), DOT)
         b_through += tl.sum(b_S.to(tl.float32) * b_dS.to(tl.float32), 1)
     b_dk_end *= b_rho[None, :]
+    b_norm2 = tl.load(p_norms + 2 * num_lines + line + b_line, mask=m_token, other=1.0)
+    b_dk *= (1.0 / tl.sqrt(b_norm2))[None, :]  # dr = dv / |k|
 
     if not KEEP_DECAY:
         o_k = b_index[None, :] * (H * K) + b_channel[:, None]
         head = (begin * H + i_hv // (HV // H)) * K
-        b_q = tl.load(p_q + head + o_k, mask=m_tile, other=0.0)
-        b_k = tl.load(p_k + head + o_k, mask=m_tile, other=0.0)
+        b_q = tl.load(p_q + head + o_k, mask=m_tile, other=0.0).to(tl.float32) * scale
+        b_k = tl.load(p_k + head + o_k, mask=m_tile, other=0.0).to(tl.float32)
         if NORMALIZE:
-            b_inverse = tl.load(p_norms + line + b_line, mask=m_token, other=0.0) * scale
-            b_q = (b_q.to(tl.float32) * b_inverse[None, :]).to(b_q.dtype)
-            b_inverse = tl.load(p_norms + num_lines + line + b_line, mask=m_token, other=0.0)
-            b_k = (b_k.to(tl.float32) * b_inverse[None, :]).to(b_k.dtype)
-        else:
-            b_q = (b_q.to(tl.float32) * scale).to(b_q.dtype)
-        b_q, b_k = b_q.to(tl.float32), b_k.to(tl.float32)
+            b_q *= tl.load(p_norms + line + b_line, mask=m_token, other=0.0)[None, :]
+            b_k *= tl.load(p_norms + num_lines + line + b_line, mask=m_token, other=0.0)[None, :]
+        b_q = operand(b_q, DOT).to(tl.float32)
         b_log, b_negative = chunk_gate(
             tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0),
             p_sign, p_A_log, p_dt_bias, line * K, o_g, m_tile, i_hv, b_channel,
@@ -427,8 +436,8 @@ def gradient_kernel(
         b_inverse = tl.load(p_norms + line + b_line, mask=m_token, other=0.0) * scale
         b_dq = (b_dq - b_q * b_along[None, :]) * b_inverse[None, :]
         b_along = tl.load(p_scalars + 2 * num_lines + line + b_line, mask=m_token, other=0.0)
-        b_inverse = tl.load(p_norms + num_lines + line + b_line, mask=m_token, other=0.0)
-        b_dk = (b_dk - b_k * b_along[None, :]) * b_inverse[None, :]
+        b_power = tl.load(p_norms + num_lines + line + b_line, mask=m_token, other=0.0)
+        b_dk = (b_dk - b_k * b_along[None, :]) * b_power[None, :]
     else:
         b_dq *= scale
     tl.store(p_dq + line * K + o_g, b_dq, mask=m_tile)

@@ -4,8 +4,10 @@ With gamma_i the signed product of the chunk's gates up to token i, Gamma that o
 state at the chunk's start (ckda/ops/chunked.py has the derivation):
 
     A_ij = q_i^T Diag(gamma_i / gamma_j) k_j  (j <= i),     G_ij = k_i^T Diag(gamma_i / gamma_j) k_j  (j < i),
-    (I + G Diag(rho)) y = v - (k * gamma) S,    u = rho y,    o = (q * gamma) S + A u,
+    (I + G Diag(rho)) y = |k| v - (k * gamma) S,    u = rho y,    o = (q * gamma) S + A u,
     S' = Gamma S + (k * Gamma / gamma)^T u.
+
+k is the key as given but for a power of two (:func:`used_keys`), and |k| = 1 here without normalisation.
 
 `intra_kernel` (parallel over chunks) makes from the raw inputs what does not depend on the state: the decayed q and k, A and G.
 `solver_kernel` inverts I + G Diag(rho) in float32. `state_kernel` runs over the chunks of a sequence, one program a
@@ -14,7 +16,7 @@ value head and block of BV value columns. The sign needs no extra pass: it is pa
 Decays are taken from the chunk's middle token a, by way of gamma_a rounded to a power of two (written gamma_a all the same): with
 factors gamma_i / gamma_a and gamma_a / gamma_j bounded gates (at most e^5 a step) stay within e^81 for C = 32, and the chunk reads
 
-    S* = gamma_a S,    r = v - (k * gamma / gamma_a) S*,    S' = Gamma / gamma_a (S* + (k * gamma_a / gamma)^T u).
+    S* = gamma_a S,    r = |k| v - (k * gamma / gamma_a) S*,    S' = Gamma / gamma_a (S* + (k * gamma_a / gamma)^T u).
 
 Gates without a bound take the difference of every pair instead (BOUNDED = False).
 """
@@ -78,14 +80,36 @@ def chunk_gate(
 
 
 @triton.jit
-def unit_tile(b_x, length, NORMALIZE: tl.constexpr):
-    """Keys or queries [BK, C] times `length`, as used, in the inputs' precision; and 1 / |x| [C]."""
-    dtype = b_x.dtype
-    b_x = b_x.to(tl.float32)
-    b_inverse = tl.zeros_like(tl.sum(b_x, 0)) + 1.0
+def used_queries(b_q, scale, NORMALIZE: tl.constexpr, DOT: tl.constexpr):
+    """scale * q / |q| [BK, C] as used, in the operands' precision, and 1 / |q| [C]."""
+    b_q = b_q.to(tl.float32)
+    b_inverse = tl.zeros_like(tl.sum(b_q, 0)) + 1.0
     if NORMALIZE:
-        b_inverse = inverse_norm(b_x)
-    return (b_x * (b_inverse * length)[None, :]).to(dtype).to(tl.float32), b_inverse
+        b_inverse = inverse_norm(b_q)
+    return operand(b_q * (b_inverse * scale)[None, :], DOT).to(tl.float32), b_inverse
+
+
+@triton.jit
+def used_keys(b_k, NORMALIZE: tl.constexpr, WIDE: tl.constexpr):
+    """Keys [BK, C] as used: times a power of two that brings |k| near 1; that power [C], and |k|^2 [C] of the key as used.
+
+    Rounding a unit key would turn a repeated reflection a little at every step; a power of two changes no digit. The length
+    that is left goes into the learning rate, rho = beta / |k|^2, and into the value, |k| v.
+    """
+    dtype = b_k.dtype
+    b_k = b_k.to(tl.float32)
+    b_power = tl.zeros_like(tl.sum(b_k, 0)) + 1.0
+    b_norm2 = b_power
+    if NORMALIZE:
+        b_inverse = inverse_norm(b_k)
+        b_power = tl.where(
+            b_inverse > 0, tl.exp2(tl.floor(tl.log2(tl.where(b_inverse > 0, b_inverse, 1.0)) + 0.5)), 0.0
+        )
+        b_k = (b_k * b_power[None, :]).to(dtype).to(tl.float32)
+        b_wide = b_k.to(tl.float64) if WIDE else b_k
+        b_norm2 = tl.sum(b_wide * b_wide, 0)
+        b_norm2 = tl.where(b_norm2 > 0, b_norm2, 1.0)
+    return b_k, b_power, b_norm2
 
 
 @triton.jit
@@ -165,7 +189,7 @@ def intra_kernel(
     p_A,  # out [B * T, HV, C]
     p_G,  # out float32 [B * T, HV, C] strictly lower
     p_rho,  # out float32 [B * T, HV]
-    p_norms,  # out float32 [3, B * T, HV] 1/|q|, 1/|k|, |k|^2
+    p_norms,  # out float32 [3, B * T, HV] 1/|q|, the power of two in the key, |k|^2 of the key as used
     p_decay,  # out float32 [B * T, HV, K] 256 + log2|gamma / gamma_a|, with the sign of gamma, where KEEP_DECAY
     p_start,  # out float32 [B * NC, HV, K] gamma_a; 1 where not BOUNDED
     p_end,  # out float32 [B * NC, HV, K] Gamma / gamma_a; Gamma where not BOUNDED
@@ -206,23 +230,18 @@ def intra_kernel(
     b_q = tl.load(p_q + head + o_k, mask=m_tile, other=0.0)  # all loads before the first reduction
     b_k = tl.load(p_k + head + o_k, mask=m_tile, other=0.0)
     b_g = tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0)
-    b_q, b_q_inverse = unit_tile(b_q, scale, NORMALIZE)
-    b_k, b_k_inverse = unit_tile(b_k, 1.0, NORMALIZE)
+    b_q, b_q_inverse = used_queries(b_q, scale, NORMALIZE, DOT)
+    b_k, b_power, b_norm2 = used_keys(b_k, NORMALIZE, WIDE)
     b_log, b_negative = chunk_gate(
         b_g, p_sign, p_A_log, p_dt_bias, line * K, o_g, m_tile, i_hv, b_channel,
         K, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, WIDE,
     )  # fmt: skip
-    b_norm2 = tl.zeros_like(b_k_inverse) + 1.0
-    if NORMALIZE:
-        b_wide = b_k.to(tl.float64) if WIDE else b_k
-        b_norm2 = tl.sum(b_wide * b_wide, 0)
-        b_norm2 = tl.where(b_norm2 > 0, b_norm2, 1.0)
     b_beta = tl.load(p_beta + line + b_line, mask=m_token, other=0.0).to(tl.float32)
     b_rho = (tl.where(m_token, learning_rate(b_beta, BETA_RANGE), 0.0) / b_norm2).to(tl.float32)
     tl.store(p_rho + line + b_line, b_rho, mask=m_token)
     num_lines = TOKENS.to(tl.int64) * HV
     tl.store(p_norms + line + b_line, b_q_inverse, mask=m_token)
-    tl.store(p_norms + num_lines + line + b_line, b_k_inverse, mask=m_token)
+    tl.store(p_norms + num_lines + line + b_line, b_power, mask=m_token)
     tl.store(p_norms + 2 * num_lines + line + b_line, b_norm2, mask=m_token)
 
     if BOUNDED:
@@ -275,6 +294,7 @@ def state_kernel(
     p_solver,  # [B * T, HV, C]
     p_solver_low,
     p_rho,  # [B * T, HV]
+    p_norm2,  # [B * T, HV]
     p_start,  # [B * NC, HV, K]
     p_end,
     p_initial,  # float32 [N, HV, K, V]
@@ -348,7 +368,9 @@ def state_kernel(
             b_S *= tl.load(p_start + o_decay, mask=m_channel, other=1.0)[None, :]
         b_rest = -dot_left_split(b_S, tl.trans(b_k_forward), DOT)
         if SUMMARY != "transition":
-            b_rest += tl.load(p_v + o_value + b_value_offset, mask=m_out, other=0.0).to(tl.float32)
+            b_length = tl.sqrt(tl.load(p_norm2 + line + b_line, mask=m_token, other=1.0))
+            b_v = tl.load(p_v + o_value + b_value_offset, mask=m_out, other=0.0).to(tl.float32)
+            b_rest += b_v * b_length[None, :]
         b_y = dot_split(b_rest, tl.trans(b_solver), tl.trans(b_solver_low), DOT)
         b_u = b_y * b_rho[None, :]
         if SUMMARY == "none":

@@ -44,20 +44,19 @@ def _span(p_cu_seqlens, i_n, T, PACKED: tl.constexpr):
 
 @triton.jit
 def _unit(p_x, o_x, m_channel, length, NORMALIZE: tl.constexpr):
-    """A key or query [BK] times `length`, as used, in the inputs' precision; 1/|x|, and |x|^2 as rounded."""
-    b_raw = tl.load(p_x + o_x, mask=m_channel, other=0.0)
-    b_x = b_raw.to(tl.float32)
+    """A unit key or query [BK] times `length`, in float32; 1/|x|, and |x|^2 as rounded."""
+    b_x = tl.load(p_x + o_x, mask=m_channel, other=0.0).to(tl.float32)
     b_inverse = 1.0
     b_norm2 = 1.0
     if NORMALIZE:
         b_square = tl.sum(b_x * b_x, 0)
         b_inverse = tl.where(b_square > 0, 1.0 / tl.sqrt_rn(tl.where(b_square > 0, b_square, 1.0)), 0.0)
-        b_x = (b_x * (b_inverse * length)).to(b_raw.dtype).to(tl.float32)
+        b_x *= b_inverse * length
         b_wide = b_x.to(tl.float64)
         b_norm2 = tl.sum(b_wide * b_wide, 0)
         b_norm2 = tl.where(b_norm2 > 0, b_norm2, 1.0).to(tl.float32)
     else:
-        b_x = (b_x * length).to(b_raw.dtype).to(tl.float32)
+        b_x *= length
     return b_x, b_inverse, b_norm2
 
 
