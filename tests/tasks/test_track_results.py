@@ -1,0 +1,73 @@
+"""What the repository keeps of ``ckda track``: the records, and what is drawn from them."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from ckda.cli import main
+from ckda.report.tracking import groups_figure, mechanism_figure
+from ckda.track import collected
+
+ROOT = Path(__file__).parents[2]
+KEPT = ROOT / "results/state_tracking"
+
+
+@pytest.fixture(scope="module")
+def kept():
+    return collected([str(KEPT)])
+
+
+def test_kept_table_and_numbers_are_those_of_the_records(tmp_path, capsys):
+    assert main(["track", "--collect", str(KEPT), "--out", str(tmp_path)]) == 0
+    for name in ("table.md", "track.json"):
+        assert (tmp_path / name).read_bytes() == (KEPT / name).read_bytes(), name
+
+
+def test_kept_records_are_drawn_seed_by_seed(kept):
+    panels = groups_figure({"runs": kept}).axes
+    assert [axes.get_title() for axes in panels] == ["A5", "S3"]
+    for axes in panels:
+        drawn = [list(line.get_ydata()) for line in axes.get_lines()]
+        for name, run in kept.items():
+            if run["group"] == axes.get_title():
+                lengths = sorted(map(int, run["scores"]))
+                for r in range(3):
+                    assert [run["scores"][str(n)][r] for n in lengths] in drawn, (name, r)
+
+
+def test_kept_records_hold_three_seeds_and_say_where_from(kept):
+    first = {"A5-ckda+theory", "S3-ckda+fast"}
+    for name, run in kept.items():
+        assert run["seeds"] == [0, 1, 2], name
+        assert "H200" in run["environment"]["device"], name
+        assert run["environment"]["commit"][:7] == ("30fcceb" if name in first else "a28d1d5"), name
+
+
+def test_docs_quote_the_kept_scores(kept):
+    """The rows of the table in docs/tracking.md, to the digits they give."""
+    text = (ROOT / "docs/tracking.md").read_text()
+    for recipe in ("fast", "closure", "closure-strong", "closure-alone", "defect"):
+        row = re.search(rf"^\| S3,.*`{recipe}` \| \d+ \| (.*)$", text, flags=re.M)
+        assert row, recipe
+        for length, cell in zip((32, 128, 512, 4096, 65_536), row[1].split(" | "), strict=False):
+            said = cell.split(", ")
+            for word, value in zip(said, kept[f"S3-ckda+{recipe}"]["scores"][str(length)], strict=True):
+                digits = len(word.partition(".")[2]) or 3
+                assert float(word) == pytest.approx(value, abs=0.501 * 10**-digits), (recipe, length)
+
+
+def test_two_recipes_are_right_at_4096_on_every_seed_and_none_at_65536(kept):
+    def on_every_seed(length, least):
+        return {r["recipe_name"] for r in kept.values() if r["group"] == "S3" and min(r["scores"][length]) >= least}
+
+    assert on_every_seed("4096", 0.999) == {"closure", "closure-strong"}
+    assert on_every_seed("65536", 0.9) == set()
+
+
+@pytest.mark.parametrize("name", ["S3-ckda+fast.seed1", "S3-ckda+closure-strong.seed0"])
+def test_kept_findings_can_be_drawn(name):
+    seen = json.loads((KEPT / f"inspect/{name}.json").read_text())
+    assert seen["representation"]["told_apart"] == 6
+    assert f"head {seen['mechanism']['head']} works" in mechanism_figure(seen["mechanism"]).axes[0].get_title()
