@@ -1,8 +1,8 @@
 """Linear layers of stacked replicas on a GPU.
 
-A weight's gradient is a small matrix summed over all tokens. A batched product of the replicas gives each such matrix to one or
-two multiprocessors and leaves the others idle: three seeds then take seven times as long as one. Here the tokens are cut into
-pieces whose products fill the device, and the pieces are summed.
+A weight's gradient is a small matrix summed over all tokens. A batched product of the replicas likely gives each such matrix to
+one or two multiprocessors and leaves the others idle: three seeds took 5.55 times as long as one on an H200. Here the tokens are
+cut into pieces whose products fill the device, and the pieces are summed: 2.27 times.
 """
 
 from types import MethodType
