@@ -92,8 +92,9 @@ CHUNK_CASES: dict[str, dict[str, Any]] = {
 )
 def test_chunk_form(case: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     _use("chunk", monkeypatch)
-    draws = _draws(CHUNK_CASES[case] | {"dtype": dtype}, num=2 if dtype == torch.float32 else 1)
-    bounded = draws[0].call["gate"] in ("signed", "sigmoid")
+    bounded = CHUNK_CASES[case].get("gate", "signed") in ("signed", "sigmoid")
+    rule = dtype == torch.float32 and not bounded  # of two draws, since one plain error may be small by luck
+    draws = _draws(CHUNK_CASES[case] | {"dtype": dtype}, num=2 if rule else 1)
     check_kernels(draws, rule=not bounded)
 
 
