@@ -329,7 +329,7 @@ FEW_CHANNELS = 16
 def check_kernels(draws: Sequence[Comparison], rule: bool = True) -> None:
     """Hold the Triton kernels to their bounds on some draws of a case.
 
-    Half precision: the 2x rule for what has the inputs' dtype. Keys, queries and the chunks' states are rounded to that dtype on
+    Half precision: the 2x rule for what has the inputs' dtype. Queries, decayed keys and the chunks' states may be rounded to it on
     the way: float32 results (the state, its gradient, those of the parameters and of float32 gates) may have three such roundings.
     Where a chunk has more keys than channels, the chunk form cancels: 5x with few channels.
 

@@ -141,14 +141,14 @@ PLACES += [pytest.param(name, "cuda", marks=pytest.mark.gpu) for name in BACKEND
 FLA_TOLERANCE = {"o": 5e-3, "state": 5e-3, "dg": 2e-2, "dbeta": 2e-2, "dA_log": 2e-2, "ddt_bias": 2e-2}
 
 
-def _hold_to_rule(calls: list[Call], backend: str, outputs: str = "os") -> None:
+def _assert_rule(calls: list[Call], backend: str, outputs: str = "os") -> None:
     """The draws of one case: the oracle against the contract, float64 to 1e-10, the rest by the 2x rule.
 
     Two backends have bounds of their own: fla, and the kernels with their rounding on the way.
     """
     first = calls[0]
     if backend == "reference":
-        _hold_reference(first, outputs)
+        _assert_reference(first, outputs)
     elif backend == "fla":
         got, exact = run(first, backend, outputs), run(cast(first, torch.float64), outputs=outputs)
         for name, x in exact.items():
@@ -162,7 +162,7 @@ def _hold_to_rule(calls: list[Call], backend: str, outputs: str = "os") -> None:
         check_double_rule(calls, backend, outputs)
 
 
-def _hold_reference(call: Call, outputs: str) -> None:
+def _assert_reference(call: Call, outputs: str) -> None:
     """The oracle itself, against the contract written out as dense matrices."""
     on_cpu = {name: x.cpu() if isinstance(x, torch.Tensor) else x for name, x in cast(call, torch.float64).items()}
     exact = run(on_cpu, written_out, outputs)
@@ -184,7 +184,7 @@ def test_agrees_with_the_recurrence(index: int, backend: str, device: str) -> No
     reason = _serves(backend, calls[0])
     if reason is not None:
         pytest.skip(reason)
-    _hold_to_rule(calls, backend, case["outputs"])
+    _assert_rule(calls, backend, case["outputs"])
 
 
 @pytest.mark.parametrize(
@@ -194,9 +194,9 @@ def test_agrees_with_the_recurrence(index: int, backend: str, device: str) -> No
 def test_widths_up_to_256(K: int, V: int, backend: str, device: str) -> None:
     settings = {"B": 2, "T": 70, "H": 1, "K": K, "V": V, "A_log": True, "dt_bias": True, "initial": True}
     settings["device"] = device
-    _hold_to_rule([make_call(**settings, dtype=torch.float32, seed=seed) for seed in (0, 1)], backend)
+    _assert_rule([make_call(**settings, dtype=torch.float32, seed=seed) for seed in (0, 1)], backend)
     if backend != "triton":  # which has no float64
-        _hold_to_rule([make_call(**settings)], backend)
+        _assert_rule([make_call(**settings)], backend)
 
 
 @pytest.mark.parametrize("backend", FAST)

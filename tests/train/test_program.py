@@ -161,3 +161,5 @@ def test_an_advance_does_not_wait():
             program.advance()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert program.recorded
+    assert program.ensembles[0].step == 28

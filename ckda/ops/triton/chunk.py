@@ -1,4 +1,4 @@
-"""The chunk form on a GPU: shapes, configurations and launches of the four kernels.
+"""The chunk form on a GPU: shapes, configurations and launches of the six kernels.
 
 Configurations are chosen by rule from K, V and the dtype; nothing is tuned at run time. Nothing here depends on the batch or on
 the number of heads, and there are no atomics: a sequence gives the same bits alone, in a batch, and on every run.
@@ -12,8 +12,7 @@ from torch import Tensor
 from ckda.ops.call import Call, Gradients
 from ckda.ops.triton.chunk_backward import gradient_kernel, pair_kernel, reverse_kernel
 from ckda.ops.triton.chunk_forward import intra_kernel, solver_kernel, state_kernel
-from ckda.ops.triton.launch import Launch, power_of_two
-from ckda.ops.triton.recurrent import assemble
+from ckda.ops.triton.launch import Launch, assemble, gate_arguments, power_of_two
 
 __all__ = ["CHUNK", "Plan", "backward", "forward", "launches", "plan", "saved_like"]
 
@@ -39,7 +38,7 @@ class Plan(NamedTuple):
     segment: int  #: chunks of a segment
     num_segments: int
     dtype: torch.dtype  #: of q, k and v
-    work_dtype: torch.dtype  #: of y and of the states at the chunks' starts
+    work_dtype: torch.dtype  #: of what one kernel leaves for another: decayed q and k, A, y, the states
 
     @property
     def split(self) -> bool:
@@ -58,25 +57,23 @@ def plan(call: Call) -> Plan:
     HV, V = call.v.shape[2:]
     packed = call.cu_seqlens is not None
     NC = T // CHUNK + call.num_sequences if packed else -(-T // CHUNK)
-    split = not packed and NC >= SPLIT_FROM
-    segment = SEGMENT if split else NC
+    long = not packed and NC >= SPLIT_FROM
     dtype = call.v.dtype
-    work = dtype if dtype in FAST else torch.float32
     return Plan(
-        B,
-        T,
-        H,
-        HV,
-        K,
-        V,
-        CHUNK,
-        NC,
-        call.num_sequences,
-        packed,
-        segment,
-        -(-NC // segment) if split else 1,
-        dtype,
-        work,
+        B=B,
+        T=T,
+        H=H,
+        HV=HV,
+        K=K,
+        V=V,
+        C=CHUNK,
+        NC=NC,
+        N=call.num_sequences,
+        packed=packed,
+        segment=SEGMENT if long else NC,
+        num_segments=-(-NC // SEGMENT) if long else 1,
+        dtype=dtype,
+        work_dtype=dtype if dtype in FAST else torch.float32,
     )
 
 
@@ -112,36 +109,16 @@ def _chunks(call: Call, p: Plan) -> _Chunks:
     return _Chunks(begin, torch.minimum(begin + p.C, cu[owner + 1]), first)
 
 
-def _gate_arguments(call: Call, p: Plan) -> dict[str, Any]:
-    """The raw inputs and the flags that say how a chunk is read."""
-    return {
-        "p_q": call.q.contiguous(),
-        "p_k": call.k.contiguous(),
-        "p_g": call.g.contiguous(),
-        "p_beta": None if call.beta is None else call.beta.contiguous(),
-        "p_sign": None if call.sign is None else call.sign.contiguous(),
-        "p_A_log": call.A_log,
-        "p_dt_bias": call.dt_bias,
-        "T": p.T,
+def _chunk_arguments(call: Call, p: Plan) -> dict[str, Any]:
+    """What the kernels that read the raw inputs share."""
+    return gate_arguments(call) | {
         "NC": p.NC,
         "TOKENS": p.B * p.T,
-        "scale": call.scale,
-        "H": p.H,
-        "HV": p.HV,
-        "K": p.K,
-        "BK": power_of_two(p.K),
         "C": p.C,
-        "GATE": call.gate or "none",
-        "SIGNED": call.sign is not None,
-        "HAS_A_LOG": call.A_log is not None,
-        "HAS_DT_BIAS": call.dt_bias is not None,
-        "NORMALIZE": call.normalize_qk,
-        "BETA_RANGE": call.beta_range or 0,
         "BOUNDED": _is_bounded(call),
         "WIDE": not _is_bounded(call) or not p.split,
         "KEEP_DECAY": _keeps_decay(call, p),
         "DOT": _dot(p.dtype),
-        "PACKED": p.packed,
     }
 
 
@@ -243,7 +220,7 @@ def _state_arguments(p: Plan, x: Saved, where: _Chunks, call: Call) -> dict[str,
 
 
 def _intra(call: Call, p: Plan, x: Saved, where: _Chunks) -> Launch:
-    arguments = _gate_arguments(call, p) | {"p_starts": where.starts, "p_ends": where.ends}
+    arguments = _chunk_arguments(call, p) | {"p_starts": where.starts, "p_ends": where.ends}
     made = ("q_forward", "k_forward", "k_back", "A", "G", "rho", "norms", "decay", "start", "end")
     outputs = {f"p_{name}": getattr(x, name) for name in made}
     grid = (p.slots, p.HV)
@@ -444,7 +421,7 @@ def _pair(
 def _gradient(
     call: Call, p: Plan, x: Saved, where: _Chunks, do: Tensor, dv: Tensor, dstates: Tensor, out: dict[str, Any]
 ) -> Launch:
-    arguments = _gate_arguments(call, p)
+    arguments = _chunk_arguments(call, p)
     for name in ("p_beta", "BETA_RANGE"):
         del arguments[name]
     BK, BV, num_warps = _gradient_block(p)

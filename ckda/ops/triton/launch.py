@@ -2,7 +2,9 @@
 
 from typing import Any, NamedTuple
 
-__all__ = ["Launch", "power_of_two"]
+from ckda.ops.call import Call, Gradients
+
+__all__ = ["Launch", "assemble", "gate_arguments", "power_of_two"]
 
 
 class Launch(NamedTuple):
@@ -33,3 +35,41 @@ def power_of_two(n: int) -> int:
         (16, 64, 128)
     """
     return max(16, 1 << (n - 1).bit_length())
+
+
+def gate_arguments(call: Call) -> dict[str, Any]:
+    """The raw inputs but v, and the flags that say how they are read."""
+    _, T, H, K = call.q.shape
+    return {
+        "p_q": call.q.contiguous(),
+        "p_k": call.k.contiguous(),
+        "p_g": call.g.contiguous(),
+        "p_beta": None if call.beta is None else call.beta.contiguous(),
+        "p_sign": None if call.sign is None else call.sign.contiguous(),
+        "p_A_log": call.A_log,
+        "p_dt_bias": call.dt_bias,
+        "T": T,
+        "scale": call.scale,
+        "H": H,
+        "HV": call.v.shape[2],
+        "K": K,
+        "BK": power_of_two(K),
+        "GATE": call.gate or "none",
+        "SIGNED": call.sign is not None,
+        "HAS_A_LOG": call.A_log is not None,
+        "HAS_DT_BIAS": call.dt_bias is not None,
+        "NORMALIZE": call.normalize_qk,
+        "BETA_RANGE": call.beta_range or 0,
+        "PACKED": call.cu_seqlens is not None,
+    }
+
+
+def assemble(call: Call, out: dict[str, Any]) -> Gradients:
+    """What a backward kernel wrote, as :class:`Gradients`: grouped heads and the sequences' or chunks' parts summed."""
+    dq, dk, H = out["p_dq"], out["p_dk"], call.q.shape[2]
+    if call.group > 1:
+        dq, dk = (x.unflatten(2, (H, -1)).sum(3).to(call.q.dtype) for x in (dq, dk))
+    dA_log = None if call.A_log is None else out["p_dlog_rate"].sum((0, 2)).to(call.A_log.dtype)
+    ddt_bias = None if call.dt_bias is None else out["p_dbias"].sum(0).flatten().to(call.dt_bias.dtype)
+    dinitial = None if call.initial_state is None else out["p_dinitial"].to(call.initial_state.dtype)
+    return Gradients(dq, dk, out["p_dv"], out["p_dg"], out["p_dbeta"], dA_log, ddt_bias, None, None, dinitial)

@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ckda.ops.call import Call, Gradients
-from ckda.ops.triton.launch import Launch, power_of_two
+from ckda.ops.triton.launch import Launch, assemble, gate_arguments, power_of_two
 from ckda.ops.triton.tile import alpha_gate, gate_gradient, learning_rate
 
 __all__ = ["backward", "forward", "launches", "recurrent_backward_kernel", "recurrent_kernel", "saved_like", "step"]
@@ -285,33 +285,11 @@ def _num_warps(BK: int, BV: int) -> int:
 
 
 def _arguments(call: Call) -> dict[str, Any]:
-    _, T, H, K = call.q.shape
-    HV, V = call.v.shape[2:]
-    return {
-        "p_q": call.q.contiguous(),
-        "p_k": call.k.contiguous(),
-        "p_g": call.g.contiguous(),
-        "p_beta": None if call.beta is None else call.beta.contiguous(),
-        "p_sign": None if call.sign is None else call.sign.contiguous(),
-        "p_A_log": call.A_log,
-        "p_dt_bias": call.dt_bias,
+    return gate_arguments(call) | {
         "p_initial": None if call.initial_state is None else call.start_state().contiguous(),
         "p_cu_seqlens": call.cu_seqlens,
-        "T": T,
-        "scale": call.scale,
-        "H": H,
-        "HV": HV,
-        "K": K,
-        "V": V,
-        "BK": power_of_two(K),
-        "GATE": call.gate or "none",
-        "SIGNED": call.sign is not None,
-        "HAS_A_LOG": call.A_log is not None,
-        "HAS_DT_BIAS": call.dt_bias is not None,
-        "NORMALIZE": call.normalize_qk,
-        "BETA_RANGE": call.beta_range or 0,
+        "V": call.v.shape[3],
         "HAS_INITIAL": call.initial_state is not None,
-        "PACKED": call.cu_seqlens is not None,
     }
 
 
@@ -413,14 +391,3 @@ def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None)
     launch = _backward_launch(call, saved[0], do, dfinal)
     launch()
     return assemble(call, launch.arguments)
-
-
-def assemble(call: Call, out: dict[str, Any]) -> Gradients:
-    """What a backward kernel wrote, as :class:`Gradients`: grouped heads and the sequences' or chunks' parts summed."""
-    dq, dk, H = out["p_dq"], out["p_dk"], call.q.shape[2]
-    if call.group > 1:
-        dq, dk = (x.unflatten(2, (H, -1)).sum(3).to(call.q.dtype) for x in (dq, dk))
-    dA_log = None if call.A_log is None else out["p_dlog_rate"].sum((0, 2)).to(call.A_log.dtype)
-    ddt_bias = None if call.dt_bias is None else out["p_dbias"].sum(0).flatten().to(call.dt_bias.dtype)
-    dinitial = None if call.initial_state is None else out["p_dinitial"].to(call.initial_state.dtype)
-    return Gradients(dq, dk, out["p_dv"], out["p_dg"], out["p_dbeta"], dA_log, ddt_bias, None, None, dinitial)

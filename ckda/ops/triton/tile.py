@@ -32,9 +32,8 @@ __all__ = [
 
 LOG2E = tl.constexpr(1.4426950408889634)
 EPS = tl.constexpr(0.006737946999085467)  # e^-5
-ZERO_GATE = tl.constexpr(
-    -1.0e5
-)  # log2 of alpha = 0: any difference to it is zero after exp2, and float64 keeps the rest
+# log2 of alpha = 0: any difference to it is zero after exp2, and float64 keeps the rest
+ZERO_GATE = tl.constexpr(-1.0e5)
 
 
 @triton.jit
