@@ -106,6 +106,7 @@ class Trainer:
         )
         devices = [world.device] if world.device.type == "cuda" else []
         if devices:
+            torch.cuda.init()  # memory statistics need a context
             torch.cuda.reset_peak_memory_stats(world.device)
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(recipe.seed)
