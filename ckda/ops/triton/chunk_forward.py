@@ -135,8 +135,9 @@ def solver_kernel(
     p_rho,  # float32 [B * T, HV]
     p_starts,
     p_ends,
-    p_solver,  # out [B * T, HV, C] the inverse of I + G Diag(rho): float32, or its high half
-    p_solver_low,  # out [B * T, HV, C] its low half, where SPLIT
+    p_solver,  # out [B * T, HV, C] the inverse of I + G Diag(rho): float32, or where SPLIT its leading digits
+    p_solver_low,  # out [B * T, HV, C] the next ones
+    p_solver_rest,  # out [B * T, HV, C] and the last ones
     T,
     NC,
     HV: tl.constexpr,
@@ -169,7 +170,10 @@ def solver_kernel(
     b_high = operand(b_X, DOT)
     tl.store(p_solver + line * C + o_square, b_high, mask=m_token)
     if SPLIT:
-        tl.store(p_solver_low + line * C + o_square, b_X - b_high.to(tl.float32), mask=m_token)
+        b_X -= b_high.to(tl.float32)
+        b_low = operand(b_X, DOT)
+        tl.store(p_solver_low + line * C + o_square, b_low, mask=m_token)
+        tl.store(p_solver_rest + line * C + o_square, b_X - b_low.to(tl.float32), mask=m_token)
 
 
 @triton.jit
@@ -239,7 +243,7 @@ def intra_kernel(
     b_beta = tl.load(p_beta + line + b_line, mask=m_token, other=0.0).to(tl.float32)
     b_rho = (tl.where(m_token, learning_rate(b_beta, BETA_RANGE), 0.0) / b_norm2).to(tl.float32)
     tl.store(p_rho + line + b_line, b_rho, mask=m_token)
-    num_lines = TOKENS.to(tl.int64) * HV
+    num_lines = tl.cast(TOKENS, tl.int64) * HV
     tl.store(p_norms + line + b_line, b_q_inverse, mask=m_token)
     tl.store(p_norms + num_lines + line + b_line, b_power, mask=m_token)
     tl.store(p_norms + 2 * num_lines + line + b_line, b_norm2, mask=m_token)
@@ -293,6 +297,7 @@ def state_kernel(
     p_A,  # [B * T, HV, C]
     p_solver,  # [B * T, HV, C]
     p_solver_low,
+    p_solver_rest,
     p_rho,  # [B * T, HV]
     p_norm2,  # [B * T, HV]
     p_start,  # [B * NC, HV, K]
@@ -357,9 +362,10 @@ def state_kernel(
         b_k_forward = tl.load(p_k_forward + o_key + b_key_offset, mask=m_key, other=0.0)
         b_k_back = tl.load(p_k_back + o_key + b_key_offset, mask=m_key, other=0.0)
         b_solver = tl.load(p_solver + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
-        b_solver_low = b_solver
+        b_solver_low, b_solver_rest = b_solver, b_solver
         if SPLIT:
             b_solver_low = tl.load(p_solver_low + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
+            b_solver_rest = tl.load(p_solver_rest + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
         b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
         i_slot = first + c
         o_decay = (i_slot * HV + i_hv) * K + b_channel
@@ -371,7 +377,7 @@ def state_kernel(
             b_length = tl.sqrt(tl.load(p_norm2 + line + b_line, mask=m_token, other=1.0))
             b_v = tl.load(p_v + o_value + b_value_offset, mask=m_out, other=0.0).to(tl.float32)
             b_rest += b_v * b_length[None, :]
-        b_y = dot_split(b_rest, tl.trans(b_solver), tl.trans(b_solver_low), DOT)
+        b_y = dot_split(b_rest, tl.trans(b_solver), tl.trans(b_solver_low), tl.trans(b_solver_rest), DOT)
         b_u = b_y * b_rho[None, :]
         if SUMMARY == "none":
             if SAVE:
