@@ -220,7 +220,7 @@ def pair_kernel(
 ):
     """The products of a chunk's tokens over the values, and dbeta.
 
-    That of a logit is beta (1 - beta / BETA_RANGE) dbeta with beta dbeta = dr . y; a given beta may be zero and takes the longer way.
+    That of a logit is (1 - beta / BETA_RANGE) beta dbeta, and beta dbeta = dr . y; a given beta may be zero: the longer way.
     What the norms' backward needs is found here too: q . dq = o . do, since o is linear in q, and k . dk = (2 y - |k| v) . dr, of
     which the row gives (y - |k| v) . dr and the column u . du.
     """
