@@ -117,14 +117,13 @@ def _chunk_arguments(call: Call, p: Plan) -> dict[str, Any]:
         "C": p.C,
         "BOUNDED": _is_bounded(call),
         "WIDE": not _is_bounded(call) or not p.split,
-        "KEEP_DECAY": _keeps_decay(call, p),
         "DOT": _dot(p.dtype),
     }
 
 
-def _keeps_decay(call: Call, p: Plan) -> bool:
-    """Whether the forward pass keeps the cumulative decay for the backward, which then evaluates no gate."""
-    return _is_bounded(call) and p.split
+def _keeps_forward(call: Call, p: Plan) -> bool:
+    """Whether the forward pass keeps the decays for the backward, which then needs neither the gates nor q and k."""
+    return p.split and _is_bounded(call)
 
 
 def _is_given(call: Call) -> bool:
@@ -154,7 +153,7 @@ class Saved(NamedTuple):
     solver_low: Tensor  #: [2, B, T, HV, C] what its rounding left, in two parts; empty where the solver is float32
     rho: Tensor  #: float32 [B, T, HV]
     norms: Tensor  #: float32 [3, B, T, HV]
-    decay: Tensor  #: float32 [B, T, HV, K]; empty where it is not kept
+    forward: Tensor  #: [B, T, HV, K] gamma / gamma_a; empty where the backward pass evaluates the gates again
     start: Tensor  #: float32 [slots, HV, K]
     end: Tensor
     y: Tensor  #: [B, T, HV, V]
@@ -180,7 +179,7 @@ def _empty_saved(call: Call, p: Plan) -> Saved:
         solver_low=empty(2, *(square if p.split else (0,)), dtype=p.work_dtype),
         rho=empty(p.B, p.T, p.HV, dtype=f32),
         norms=empty(3, p.B, p.T, p.HV, dtype=f32),
-        decay=empty(*(keys if _keeps_decay(call, p) else (0,)), dtype=f32),
+        forward=empty(*(keys if _keeps_forward(call, p) else (0,)), dtype=p.work_dtype),
         start=empty(p.slots, p.HV, p.K, dtype=f32),
         end=empty(p.slots, p.HV, p.K, dtype=f32),
         y=empty(p.B, p.T, p.HV, p.V, dtype=p.work_dtype),
@@ -232,12 +231,12 @@ def _G(call: Call, p: Plan, x: Saved) -> Tensor:
 
 def _intra(call: Call, p: Plan, x: Saved, where: _Chunks, G: Tensor) -> Launch:
     arguments = _chunk_arguments(call, p) | {"p_starts": where.starts, "p_ends": where.ends, "p_G": G}
-    made = ("q_forward", "k_forward", "k_back", "A", "rho", "norms", "decay", "start", "end")
+    arguments["KEEP"] = _keeps_forward(call, p)
+    made = ("q_forward", "k_forward", "k_back", "A", "rho", "norms", "forward", "start", "end")
     outputs = {f"p_{name}": getattr(x, name) for name in made}
     grid = (p.slots, p.HV)
-    if p.split and p.K > 64:
-        return Launch(intra_kernel, grid, arguments | outputs, num_warps=8, maxnreg=128)
-    return Launch(intra_kernel, grid, arguments | outputs, num_warps=4)
+    maxnreg = 168 if p.split and p.K <= 128 else None
+    return Launch(intra_kernel, grid, arguments | outputs, num_warps=4, maxnreg=maxnreg)
 
 
 def _solver(p: Plan, x: Saved, where: _Chunks, G: Tensor) -> Launch:
@@ -399,7 +398,7 @@ def _contract_block(p: Plan) -> tuple[int, int, int]:
     Four warps on 64 rows are avoided: Triton 3.6 then addresses shared memory out of range (LOG.md).
     """
     if p.K > 64 and p.split:
-        return 128, min(64, power_of_two(p.V)), 8
+        return 128, min(128, power_of_two(p.V)), 8
     return min(32, power_of_two(p.K)), min(64 if p.split else 32, power_of_two(p.V)), 2
 
 
@@ -438,7 +437,7 @@ def _pair(
     }
     arguments |= {f"p_{name}": getattr(x, name) for name in ("G", "rho", "norms", "y")}
     arguments |= {name: out[name] for name in ("p_D", "p_dA", "p_scalars", "p_dbeta")}
-    return Launch(pair_kernel, (p.slots, p.HV), arguments, num_warps=2)
+    return Launch(pair_kernel, (p.slots, p.HV), arguments, num_warps=1 if p.split else 2)
 
 
 def _contract(
@@ -467,7 +466,9 @@ def _contract(
         "PACKED": p.packed,
     }
     arguments |= {name: out[name] for name in ("p_S_do", "p_S_dr", "p_dS_u", "p_through")}
-    return Launch(contract_kernel, (-(-p.K // BK), p.slots, p.HV), arguments, num_warps=num_warps)
+    maxnreg = 128 if num_warps == 8 else None
+    grid = (-(-p.K // BK), p.slots, p.HV)
+    return Launch(contract_kernel, grid, arguments, num_warps=num_warps, maxnreg=maxnreg)
 
 
 def _gradient(call: Call, p: Plan, x: Saved, where: _Chunks, out: dict[str, Any]) -> Launch:
@@ -475,12 +476,14 @@ def _gradient(call: Call, p: Plan, x: Saved, where: _Chunks, out: dict[str, Any]
     for name in ("p_beta", "BETA_RANGE"):
         del arguments[name]
     BK = min(32, power_of_two(p.K))
-    arguments |= {"p_starts": where.starts, "p_ends": where.ends, "BK": BK}
-    read = ("rho", "norms", "q_forward", "k_forward", "k_back", "decay", "end")
+    recover = _keeps_forward(call, p)
+    arguments |= {"p_starts": where.starts, "p_ends": where.ends, "BK": BK, "RECOVER": recover}
+    read = ("rho", "norms", "q_forward", "k_forward", "k_back", "forward", "end")
     arguments |= {f"p_{name}": getattr(x, name) for name in read}
     used = ("p_D", "p_dA", "p_scalars", "p_S_do", "p_S_dr", "p_dS_u", "p_through")
     arguments |= {name: out[name] for name in (*used, "p_dq", "p_dk", "p_dg", "p_dlog_rate", "p_dbias")}
-    return Launch(gradient_kernel, (-(-p.K // BK), p.slots, p.HV), arguments, num_warps=2)
+    maxnreg = 168 if recover else None
+    return Launch(gradient_kernel, (-(-p.K // BK), p.slots, p.HV), arguments, num_warps=2, maxnreg=maxnreg)
 
 
 def _gradient_outputs(call: Call, p: Plan) -> dict[str, Any]:

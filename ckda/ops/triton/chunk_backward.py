@@ -25,7 +25,6 @@ import triton.language as tl
 
 from ckda.ops.triton.chunk_forward import chunk_gate, head_gate, sequence_place
 from ckda.ops.triton.tile import (
-    SIGN_BIT,
     at_token,
     bounded_decays,
     chunk_place,
@@ -37,7 +36,7 @@ from ckda.ops.triton.tile import (
     operand,
     token_sums,
     unbounded_decays,
-    with_sign,
+    widened,
 )
 
 __all__ = ["contract_kernel", "gradient_kernel", "pair_kernel", "reverse_kernel"]
@@ -125,6 +124,8 @@ def reverse_kernel(
         i_slot = first + c
         o_decay = (i_slot * HV + i_hv) * K + b_channel
         b_end = tl.load(p_end + o_decay, mask=m_channel, other=1.0)
+        b_start = tl.load(p_start + o_decay, mask=m_channel, other=1.0)  # early: nobody shall wait for it below
+        b_norm2 = tl.load(p_norm2 + line + b_line, mask=m_token, other=1.0)
         if BOUNDED:
             b_dS *= b_end[None, :]
         b_du = dot(b_do, b_A, DOT) + dot_left_split(b_dS, tl.trans(b_k_back), DOT)
@@ -132,8 +133,7 @@ def reverse_kernel(
         if not SUMMARY:
             o_slot = (i_slot * HV + i_hv) * (K * V)
             tl.store(p_dstates + o_slot + b_slot_offset, b_dS, mask=m_state)
-            b_length = tl.sqrt(tl.load(p_norm2 + line + b_line, mask=m_token, other=1.0))
-            tl.store(p_dv + o_value + b_value_offset, b_dr * b_length[None, :], mask=m_out)
+            tl.store(p_dv + o_value + b_value_offset, b_dr * tl.sqrt(b_norm2)[None, :], mask=m_out)
             if STORE_DUY:
                 b_y = tl.load(p_y + o_value + b_value_offset, mask=m_out, other=0.0).to(tl.float32)
                 tl.store(p_duy + line * NV + b_line * NV + i_v, tl.sum(b_du * b_y, 0), mask=m_token)
@@ -141,17 +141,9 @@ def reverse_kernel(
             b_dS *= b_end[None, :]
         b_dS += dot(b_do, b_q_forward, DOT) - dot_left_split(b_dr, b_k_forward, DOT)
         if BOUNDED:
-            b_dS *= tl.load(p_start + o_decay, mask=m_channel, other=1.0)[None, :]
+            b_dS *= b_start[None, :]
     if STORE_INITIAL:
         tl.store(p_dinitial + o_state, b_dS, mask=m_state)
-
-
-@triton.jit
-def _kept_decay(b_decay):
-    """(gamma / gamma_a, gamma_a / gamma) [BK, C], signed, from what the forward pass kept."""
-    b_sum = tl.abs(b_decay) - 256.0
-    b_sign = b_decay.to(tl.int32, bitcast=True) & SIGN_BIT
-    return with_sign(tl.exp2(b_sum), b_sign), with_sign(tl.exp2(-b_sum), b_sign)
 
 
 @triton.jit
@@ -230,6 +222,10 @@ def pair_kernel(
     m_token = b_index < (end - begin).to(tl.int32)
     line = begin * HV + i_hv  # the first token's row of [B * T, HV]
     b_line = b_index * HV
+    num_lines = tl.cast(TOKENS, tl.int64) * HV
+    b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
+    b_norm2 = tl.load(p_norms + 2 * num_lines + line + b_line, mask=m_token, other=1.0)
+    b_beta = tl.load(p_beta + line + b_line, mask=m_token, other=0.0).to(tl.float32)
     b_D = tl.zeros([C, C], tl.float32)
     b_dA = tl.zeros([C, C], tl.float32)
     b_diagonal = tl.zeros([C], tl.float32)
@@ -253,11 +249,8 @@ def pair_kernel(
         b_wide_dv = b_dv.to(tl.float32)
         b_y_dv += tl.sum(b_wide_dv * b_wide_y, 1)
         b_v_dv += tl.sum(b_wide_dv * b_v, 1)
-    b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
     m_lower = b_index[:, None] > b_index[None, :]
     o_square = b_line[:, None] * C + b_index[None, :]
-    num_lines = tl.cast(TOKENS, tl.int64) * HV
-    b_norm2 = tl.load(p_norms + 2 * num_lines + line + b_line, mask=m_token, other=1.0)
     b_length = tl.sqrt(b_norm2)
     b_D = tl.where(m_lower, b_D / b_length[:, None], 0.0)
     tl.store(p_D + line * C + o_square, b_D, mask=m_token[:, None])
@@ -267,7 +260,6 @@ def pair_kernel(
     tl.store(p_scalars + 2 * num_lines + line + b_line, (2.0 * b_y_dv / b_length - b_v_dv) / b_norm2, mask=m_token)
 
     if BETA_RANGE > 0:
-        b_beta = tl.load(p_beta + line + b_line, mask=m_token, other=0.0).to(tl.float32)
         b_dbeta = b_y_dv / b_length * learning_rate(-b_beta, 1)
     else:
         b_dbeta = -tl.sum(b_D * tl.load(p_G + line * C + o_square, mask=m_token[:, None], other=0.0), 0)
@@ -313,6 +305,8 @@ def contract_kernel(
     b_channel = i_k * BK + tl.arange(0, BK)
     m_channel = b_channel < K
     o_slot = (i_chunk * HV + i_hv).to(tl.int64)
+    b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
+    b_length = tl.sqrt(tl.load(p_norm2 + line + b_line, mask=m_token, other=1.0))
     b_dq = tl.zeros([BK, C], tl.float32)
     b_dk = tl.zeros([BK, C], tl.float32)
     b_dk_end = tl.zeros([BK, C], tl.float32)
@@ -333,12 +327,10 @@ def contract_kernel(
         b_dk += dot(b_S, tl.trans(b_dv), DOT)
         b_dk_end += dot(b_dS, tl.trans(b_y), DOT)
         b_through += tl.sum(b_S.to(tl.float32) * b_dS.to(tl.float32), 1)
-    b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
-    b_length = tl.sqrt(tl.load(p_norm2 + line + b_line, mask=m_token, other=1.0))  # dr = dv / |k|
     m_tile = m_channel[:, None] & m_token[None, :]
     o_g = line * K + b_line[None, :] * K + b_channel[:, None]
     tl.store(p_S_do + o_g, b_dq, mask=m_tile)
-    tl.store(p_S_dr + o_g, b_dk * (-1.0 / b_length)[None, :], mask=m_tile)
+    tl.store(p_S_dr + o_g, b_dk * (-1.0 / b_length)[None, :], mask=m_tile)  # dr = dv / |k|
     tl.store(p_dS_u + o_g, b_dk_end * b_rho[None, :], mask=m_tile)
     tl.store(p_through + o_slot * K + b_channel, b_through, mask=m_channel)
 
@@ -358,7 +350,7 @@ def gradient_kernel(
     p_q_forward,  # [B * T, HV, K]
     p_k_forward,
     p_k_back,
-    p_decay,  # [B * T, HV, K], where KEEP_DECAY
+    p_forward,  # [B * T, HV, K] gamma / gamma_a, where RECOVER
     p_end,  # [B * NC, HV, K]
     p_D,  # [B * T, HV, C]
     p_dA,  # [B * T, HV, C]
@@ -388,7 +380,7 @@ def gradient_kernel(
     NORMALIZE: tl.constexpr,
     BOUNDED: tl.constexpr,
     WIDE: tl.constexpr,
-    KEEP_DECAY: tl.constexpr,
+    RECOVER: tl.constexpr,  # q, k and their decays from what the forward pass kept, not from the raw inputs
     DOT: tl.constexpr,
     PACKED: tl.constexpr,
 ):
@@ -408,50 +400,62 @@ def gradient_kernel(
     m_tile = m_channel[:, None] & m_token[None, :]
     o_g = b_line[None, :] * K + b_channel[:, None]
     o_slot = (i_chunk * HV + i_hv).to(tl.int64)
-    b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
-
     num_lines = tl.cast(TOKENS, tl.int64) * HV
+
+    # everything is read before the first product, so that its ways overlap, and before anything is written in its place
+    b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
     o_square = b_line[:, None] * C + b_index[None, :]
     b_D = tl.load(p_D + line * C + o_square, mask=m_token[:, None], other=0.0)
     b_dA = tl.load(p_dA + line * C + o_square, mask=m_token[:, None], other=0.0)
-
-    # what was contracted over the values: all is read before anything is written in its place
-    b_dq = tl.load(p_S_do + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)
-    b_dk = tl.load(p_S_dr + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)
-    b_dk_end = tl.load(p_dS_u + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)
+    b_dq = tl.load(p_S_do + line * K + o_g, mask=m_tile, other=0.0)
+    b_dk = tl.load(p_S_dr + line * K + o_g, mask=m_tile, other=0.0)
+    b_dk_end = tl.load(p_dS_u + line * K + o_g, mask=m_tile, other=0.0)
     b_through = tl.load(p_through + o_slot * K + b_channel, mask=m_channel, other=0.0)
-    tl.debug_barrier()
-
-    if not KEEP_DECAY:
+    b_g = tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0)
+    b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, b_channel, K, HAS_A_LOG, HAS_DT_BIAS)
+    b_diagonal = tl.load(p_scalars + line + b_line, mask=m_token, other=0.0)
+    b_q_dq = tl.load(p_scalars + num_lines + line + b_line, mask=m_token, other=0.0)
+    b_k_dk = tl.load(p_scalars + 2 * num_lines + line + b_line, mask=m_token, other=0.0)
+    b_inverse = tl.load(p_norms + line + b_line, mask=m_token, other=0.0)
+    b_power = tl.load(p_norms + num_lines + line + b_line, mask=m_token, other=0.0)
+    if BOUNDED:
+        b_kb = tl.load(p_k_back + line * K + o_g, mask=m_tile, other=0.0)
+        b_kf = tl.load(p_k_forward + line * K + o_g, mask=m_tile, other=0.0)
+        b_qf = tl.load(p_q_forward + line * K + o_g, mask=m_tile, other=0.0)
+    if RECOVER:
+        b_forward = tl.load(p_forward + line * K + o_g, mask=m_tile, other=1.0)
+    else:
         o_k = b_index[None, :] * (H * K) + b_channel[:, None]
         head = (begin * H + i_hv // (HV // H)) * K
         b_q = tl.load(p_q + head + o_k, mask=m_tile, other=0.0).to(tl.float32) * scale
         b_k = tl.load(p_k + head + o_k, mask=m_tile, other=0.0).to(tl.float32)
+    tl.debug_barrier()
+
+    b_dq, b_dk, b_dk_end = widened(b_dq, C, DOT), widened(b_dk, C, DOT), widened(b_dk_end, C, DOT)
+    b_g = widened(b_g, C, DOT)
+    if not RECOVER:
         if NORMALIZE:
-            b_q *= tl.load(p_norms + line + b_line, mask=m_token, other=0.0)[None, :]
-            b_k *= tl.load(p_norms + num_lines + line + b_line, mask=m_token, other=0.0)[None, :]
+            b_q *= b_inverse[None, :]
+            b_k *= b_power[None, :]
         b_q = operand(b_q, DOT).to(tl.float32)
         b_log, b_negative = chunk_gate(
-            tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0),
-            p_sign, p_A_log, p_dt_bias, line * K, o_g, m_tile, i_hv, b_channel,
+            b_g, p_sign, p_A_log, p_dt_bias, line * K, o_g, m_tile, i_hv, b_channel,
             K, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, WIDE,
         )  # fmt: skip
     if BOUNDED:
         # A pair counts once as a row and once as a column of the gates' gradient, and in the sum over tokens the two must cancel:
         # so both are made of the same rounded factors.
-        b_kb = tl.load(p_k_back + line * K + o_g, mask=m_tile, other=0.0)
-        b_kf = tl.load(p_k_forward + line * K + o_g, mask=m_tile, other=0.0)
-        b_through += tl.sum(b_kb.to(tl.float32) * b_dk_end, 1)
-        b_kb_rho = operand(b_kb.to(tl.float32) * b_rho[None, :], DOT)
-        b_dk -= dot(b_kb_rho, tl.trans(b_D), DOT)
+        b_key, b_row, b_query = widened(b_kb, C, DOT), widened(b_kf, C, DOT), widened(b_qf, C, DOT)
+        b_through += tl.sum(b_key * b_dk_end, 1)
+        b_key_rho = operand(b_key * b_rho[None, :], DOT)
+        b_dk -= dot(b_key_rho, tl.trans(b_D), DOT)
         b_column = dot(b_kf, b_D, DOT)
-        b_dlog = b_kf.to(tl.float32) * b_dk + b_kb_rho.to(tl.float32) * b_column
-        b_qf = tl.load(p_q_forward + line * K + o_g, mask=m_tile, other=0.0)
+        b_dlog = b_row * b_dk + b_key_rho.to(tl.float32) * b_column
         b_dk_end += dot(b_qf, b_dA, DOT)
-        b_dlog -= b_kb.to(tl.float32) * b_dk_end
+        b_dlog -= b_key * b_dk_end
         b_dk_end -= b_rho[None, :] * b_column
         b_dq += dot(b_kb, tl.trans(b_dA), DOT)
-        b_dlog += b_qf.to(tl.float32) * b_dq
+        b_dlog += b_query * b_dq
     else:
         b_dq, b_dk, b_dlog, b_reach = _unbounded_gradients(
             b_q, b_k, b_log, b_negative, b_dA, b_D, b_rho, b_dq, b_dk, b_dk_end, C, BK, DOT
@@ -462,8 +466,6 @@ def gradient_kernel(
     b_dlog = (
         token_sums(b_dlog, tl.where(b_index[:, None] >= b_index[None, :], 1.0, 0.0), DOT, True) + b_through[:, None]
     )
-    b_g = tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)
-    b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, b_channel, K, HAS_A_LOG, HAS_DT_BIAS)
     b_dg, b_dlog_rate = gate_gradient(b_dlog, b_g, b_rate, b_bias, GATE)
     tl.store(p_dg + line * K + o_g, b_dg, mask=m_tile)
     if HAS_A_LOG:
@@ -473,24 +475,20 @@ def gradient_kernel(
 
     # queries and keys, from their decayed forms back to the raw ones
     if BOUNDED:
-        if KEEP_DECAY:
-            b_forward, b_back = _kept_decay(tl.load(p_decay + line * K + o_g, mask=m_tile, other=256.0))
-            b_q, b_k = b_qf.to(tl.float32) * b_back, b_kb.to(tl.float32) * b_forward
+        if RECOVER:
+            b_forward = widened(b_forward, C, DOT)
+            b_back = 1.0 / b_forward
+            b_q, b_k = b_query * b_back, b_key * b_forward
         else:
-            b_forward, b_back, _, _, _ = bounded_decays(b_log, b_negative, C, DOT, WIDE)
+            b_forward, b_back, _, _ = bounded_decays(b_log, b_negative, C, DOT, WIDE)
         b_dq *= b_forward
         b_dk = b_dk * b_forward + b_dk_end * b_back
-    b_diagonal = tl.load(p_scalars + line + b_line, mask=m_token, other=0.0)
     b_dk += b_diagonal[None, :] * b_q
     b_dq += b_diagonal[None, :] * b_k
     if NORMALIZE:
         unscale = tl.where(scale == 0, 0.0, 1.0 / scale)
-        b_along = tl.load(p_scalars + num_lines + line + b_line, mask=m_token, other=0.0) * (unscale * unscale)
-        b_inverse = tl.load(p_norms + line + b_line, mask=m_token, other=0.0) * scale
-        b_dq = (b_dq - b_q * b_along[None, :]) * b_inverse[None, :]
-        b_along = tl.load(p_scalars + 2 * num_lines + line + b_line, mask=m_token, other=0.0)
-        b_power = tl.load(p_norms + num_lines + line + b_line, mask=m_token, other=0.0)
-        b_dk = (b_dk - b_k * b_along[None, :]) * b_power[None, :]
+        b_dq = (b_dq - b_q * (b_q_dq * (unscale * unscale))[None, :]) * (b_inverse * scale)[None, :]
+        b_dk = (b_dk - b_k * b_k_dk[None, :]) * b_power[None, :]
     else:
         b_dq *= scale
     tl.store(p_dq + line * K + o_g, b_dq, mask=m_tile)

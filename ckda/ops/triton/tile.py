@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 
 __all__ = [
-    "SIGN_BIT",
     "alpha_gate",
     "at_token",
     "bounded_decays",
@@ -29,7 +28,7 @@ __all__ = [
     "operand",
     "token_sums",
     "unbounded_decays",
-    "with_sign",
+    "widened",
 ]
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -38,7 +37,6 @@ EPS = tl.constexpr(0.006737946999085467)  # e^-5
 ZERO_GATE = tl.constexpr(-1.0e5)
 # 1.5 * 2^23: a small float32 added to it is rounded to a whole number, which its last bits then hold
 ROUND = tl.constexpr(12582912.0)
-SIGN_BIT = tl.constexpr(-(1 << 31))
 
 
 @triton.jit
@@ -207,6 +205,17 @@ def dot(b_a, b_b, DOT: tl.constexpr):
 
 
 @triton.jit
+def widened(b_x, C: tl.constexpr, DOT: tl.constexpr):
+    """x [D, C] in float32, laid out like a product: half precision goes through one with the identity, which is exact and spares
+    the detour by which Triton would bring a loaded tile into that layout."""
+    if DOT == "bf16" or DOT == "fp16":
+        b_one = tl.where(tl.arange(0, C)[:, None] == tl.arange(0, C)[None, :], 1.0, 0.0)
+        return tl.dot(operand(b_x, DOT), operand(b_one, DOT))
+    else:
+        return b_x.to(tl.float32)
+
+
+@triton.jit
 def _rest(b_x, b_high, DOT: tl.constexpr):
     """The low half of x: what its rounding left."""
     return operand(b_x - b_high.to(tl.float32), DOT)
@@ -262,12 +271,6 @@ def parity_bit(b_negative, b_M, DOT: tl.constexpr):
     return (b_count + ROUND).to(tl.int32, bitcast=True) << 31  # the last bit of a whole number that was added to ROUND
 
 
-@triton.jit
-def with_sign(b_x, b_bit):
-    """x [D, C] float32, negated where the sign bit is set."""
-    return (b_x.to(tl.int32, bitcast=True) ^ b_bit).to(tl.float32, bitcast=True)
-
-
 # Decay factors, signed, float32 -----------------------------------------------------------------------------------------
 
 
@@ -280,31 +283,24 @@ def sign_through(b_negative, C: tl.constexpr, DOT: tl.constexpr):
 
 @triton.jit
 def bounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr, WIDE: tl.constexpr):
-    """All decays of a chunk by way of its middle, for gates of at least e^-5: (forward, back, sum, start, end).
+    """All decays of a chunk by way of its middle, for gates of at least e^-5: (forward, back, start, end).
 
-    With m the whole number next to log2|gamma_a|, a the middle token: forward, back [BK, C] are gamma_i / 2^m and 2^m / gamma_i,
-    sum is log2 of forward with 256 added and the sign of gamma_i, and start, end [BK] are 2^m and Gamma / 2^m. So gamma_i =
-    forward_i start and Gamma / gamma_i = back_i end, up to the sign of Gamma, which end has.
+    With m the whole number next to log2|gamma_a|, a the middle token: forward, back [BK, C] are gamma_i / 2^m and 2^m / gamma_i, and
+    start, end [BK] are 2^m and Gamma / 2^m. So gamma_i = forward_i start and Gamma / gamma_i = back_i end, signs included.
 
     m depends on tokens after i, but a power of two changes no digit: later tokens do not change earlier outputs, not even by
     rounding. Hence only the broken part of an exponent is raised, and the whole part added to the bits of the result.
     """
     b_from, b_to = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     b_sign = sign_through(b_negative, C, DOT)
-    b_middle = tl.floor(tl.sum(tl.where(b_to < C // 2, b_log, 0.0), 1) + 0.5)
     b_cum = tl.cumsum(b_log, 1) if WIDE else token_sums(b_log, tl.where(b_from <= b_to, 1.0, 0.0), DOT, False)
     b_round = b_cum.to(tl.float32) + ROUND
-    b_whole = b_round - ROUND
-    b_broken = (b_cum - b_whole).to(tl.float32)
-    b_shift = (
-        b_round.to(tl.int32, bitcast=True) - (b_middle.to(tl.float32) + ROUND).to(tl.int32, bitcast=True)[:, None]
-    ) << 23
-    b_forward = (tl.exp2(b_broken).to(tl.int32, bitcast=True) + b_shift ^ b_sign).to(tl.float32, bitcast=True)
-    b_back = (tl.exp2(-b_broken).to(tl.int32, bitcast=True) - b_shift ^ b_sign).to(tl.float32, bitcast=True)
-    b_sum = with_sign(256.0 + (b_whole - b_middle.to(tl.float32)[:, None]) + b_broken, b_sign)
-    b_start = tl.exp2(b_middle.to(tl.float32))
-    b_end = tl.exp2((tl.sum(b_log, 1) - b_middle).to(tl.float32)) * tl.where(at_token(b_sign, C - 1, C) < 0, -1.0, 1.0)
-    return b_forward, b_back, b_sum, b_start, b_end
+    b_broken = (b_cum - (b_round - ROUND)).to(tl.float32)
+    b_middle = at_token(b_cum, C // 2 - 1, C).to(tl.float32) + ROUND
+    b_shift = (b_round.to(tl.int32, bitcast=True) - b_middle.to(tl.int32, bitcast=True)[:, None]) << 23
+    b_forward = ((tl.exp2(b_broken).to(tl.int32, bitcast=True) + b_shift) ^ b_sign).to(tl.float32, bitcast=True)
+    b_back = ((tl.exp2(-b_broken).to(tl.int32, bitcast=True) - b_shift) ^ b_sign).to(tl.float32, bitcast=True)
+    return b_forward, b_back, tl.exp2(b_middle - ROUND), at_token(b_forward, C - 1, C)
 
 
 @triton.jit
