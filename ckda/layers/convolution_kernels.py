@@ -187,7 +187,8 @@ def _launch(x: Tensor, cu_seqlens: Tensor | None) -> tuple[tuple[int, int], tupl
     BT = min(BLOCK_T, triton.next_power_of_2(T))
     BD = min(BLOCK_D, triton.next_power_of_2(D))
     num_cu = 0 if cu_seqlens is None else cu_seqlens.numel()
-    return (B * triton.cdiv(T, BT), triton.cdiv(D, BD)), (num_cu, num_cu.bit_length()), {"BT": BT, "BD": BD}
+    blocks = {"BT": BT, "BD": BD, "num_warps": 8 if BT * BD >= 4096 else 4}
+    return (B * triton.cdiv(T, BT), triton.cdiv(D, BD)), (num_cu, num_cu.bit_length()), blocks
 
 
 def forward(x: Tensor, weight: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, activate: bool) -> Tensor:
