@@ -10,6 +10,7 @@ as the autocast context of one forward pass, which begins and ends inside.
 import gc
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -92,8 +93,7 @@ class Replay:
             ):
                 loss = self.run(self._inputs)
         except RuntimeError as error:
-            torch.cuda.set_stream(current)  # an invalid recording leaves its own behind
-            torch.cuda.synchronize(self.device)
+            self._settle(current)
             self._graphs.clear()
             self.error = " ".join(str(error).split())[:300]
             print(f"updates run kernel by kernel, for they could not be recorded: {self.error}", file=sys.stderr)
@@ -102,6 +102,15 @@ class Replay:
             return False
         self._graphs[first] = graph, loss
         return True
+
+    def _settle(self, current: torch.cuda.Stream) -> None:
+        """After a recording that failed: its stream is still the current one, and torch's random numbers may still wait for
+        its end, which the end of any other recording is to them."""
+        torch.cuda.set_stream(current)
+        torch.cuda.synchronize(self.device)
+        with suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=torch.cuda.Stream(self.device)):
+            torch.zeros(1, device=self.device)
+        torch.cuda.set_stream(current)
 
     def _drop_gradients(self) -> None:
         for parameter in self.parameters:
