@@ -12,6 +12,7 @@ from torch import Tensor
 __all__ = ["backward", "forward", "gradient_kernel", "input_kernel", "output_kernel"]
 
 BLOCK_T, BLOCK_D = 32, 128
+_VARIES = ("num_cu", "steps")  # from batch to batch
 
 
 @triton.jit
@@ -56,7 +57,7 @@ def _delayed(
     return b_x
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_VARIES)
 def output_kernel(
     p_x,  # [B, T, D]
     p_weight,  # [D, S]
@@ -93,7 +94,7 @@ def output_kernel(
     tl.store(p_y + rows[:, None] + o_d[None, :], b_z.to(p_y.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_VARIES)
 def gradient_kernel(
     p_dy,  # [B, T, D]
     p_x,  # [B, T, D]
@@ -141,7 +142,7 @@ def gradient_kernel(
         tl.store(p_part + s, tl.sum(b_dz * b_x, 0), mask=o_d < D)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_VARIES)
 def input_kernel(
     p_dz,  # [B, T, D]
     p_weight,  # [D, S]
@@ -184,7 +185,7 @@ def _rows(x: Tensor) -> Tensor:
 def _launch(x: Tensor, cu_seqlens: Tensor | None) -> tuple[tuple[int, int], tuple[int, int], dict[str, int]]:
     """The grid, the length of cu_seqlens with the steps of its bisection, and the blocks."""
     B, T, D = x.shape
-    BT = min(BLOCK_T, triton.next_power_of_2(T))
+    BT = BLOCK_T if T > 1 else 1
     BD = min(BLOCK_D, triton.next_power_of_2(D))
     num_cu = 0 if cu_seqlens is None else cu_seqlens.numel()
     blocks = {"BT": BT, "BD": BD, "num_warps": 8 if BT * BD >= 4096 else 4}

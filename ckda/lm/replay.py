@@ -49,21 +49,21 @@ class Replay:
         if self.error is not None:
             return self.run(batch)
         self._updates += first
-        if self._updates <= WARM:
-            return self._aside(batch)
         self._fill(batch)
+        if self._updates <= WARM:
+            return self._aside()
         if first not in self._graphs and not self._record(first):
             return self.run(batch)
         graph, loss = self._graphs[first]
         graph.replay()
         return loss
 
-    def _aside(self, batch: dict[str, Any]) -> Tensor:
-        """`run(batch)` on the stream that will record, as torch advises for a warm-up."""
+    def _aside(self) -> Tensor:
+        """What will be recorded, from the same buffers on the same stream, as torch advises for a warm-up."""
         current = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
-            loss = self.run(batch)
+            loss = self.run(self._inputs)
         current.wait_stream(self._stream)
         return loss
 
