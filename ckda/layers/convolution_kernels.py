@@ -9,7 +9,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["backward", "forward", "gradient_kernel", "input_kernel", "output_kernel"]
+__all__ = [
+    "backward",
+    "convolution_gradient_kernel",
+    "convolution_input_kernel",
+    "convolution_output_kernel",
+    "forward",
+]
 
 BLOCK_T, BLOCK_D = 32, 128
 _VARIES = ("num_cu", "steps")  # from batch to batch
@@ -58,7 +64,7 @@ def _delayed(
 
 
 @triton.jit(do_not_specialize=_VARIES)
-def output_kernel(
+def convolution_output_kernel(
     p_x,  # [B, T, D]
     p_weight,  # [D, S]
     p_past,  # [B, S - 1, D]
@@ -95,7 +101,7 @@ def output_kernel(
 
 
 @triton.jit(do_not_specialize=_VARIES)
-def gradient_kernel(
+def convolution_gradient_kernel(
     p_dy,  # [B, T, D]
     p_x,  # [B, T, D]
     p_weight,  # [D, S]
@@ -143,7 +149,7 @@ def gradient_kernel(
 
 
 @triton.jit(do_not_specialize=_VARIES)
-def input_kernel(
+def convolution_input_kernel(
     p_dz,  # [B, T, D]
     p_weight,  # [D, S]
     p_cu,  # [num_cu]
@@ -203,7 +209,7 @@ def forward(x: Tensor, weight: Tensor, past: Tensor | None, cu_seqlens: Tensor |
     strides = (*x.stride()[:2], *before.stride()[:2])
     options = {"ACTIVATE": activate, "HAS_PAST": before is not x, "PACKED": cu_seqlens is not None}
     S = weight.shape[1]
-    output_kernel[grid](x, weight, before, bounds, y, T, D, *strides, *search, S=S, **blocks, **options)
+    convolution_output_kernel[grid](x, weight, before, bounds, y, T, D, *strides, *search, S=S, **blocks, **options)
     return y
 
 
@@ -223,8 +229,12 @@ def backward(
     parts = torch.empty(grid[0], D, S, dtype=torch.float32, device=x.device)
     strides = (*dy.stride()[:2], *x.stride()[:2], *before.stride()[:2])
     options = {"ACTIVATE": activate, "HAS_PAST": before is not x, "PACKED": packed}
-    gradient_kernel[grid](dy, x, weight, before, bounds, dz, parts, T, D, *strides, *search, S=S, **blocks, **options)
-    input_kernel[grid](dz, weight, bounds, dx, T, D, *dz.stride()[:2], *search, S=S, **blocks, PACKED=packed)
+    convolution_gradient_kernel[grid](
+        dy, x, weight, before, bounds, dz, parts, T, D, *strides, *search, S=S, **blocks, **options
+    )
+    convolution_input_kernel[grid](
+        dz, weight, bounds, dx, T, D, *dz.stride()[:2], *search, S=S, **blocks, PACKED=packed
+    )
     return dx, parts.sum(0).to(weight.dtype)
 
 

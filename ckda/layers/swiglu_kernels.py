@@ -5,13 +5,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["backward", "backward_kernel", "forward", "forward_kernel"]
+__all__ = ["backward", "forward", "swiglu_backward_kernel", "swiglu_forward_kernel"]
 
 BLOCK = 2048
 
 
 @triton.jit
-def forward_kernel(p_a, p_b, p_y, num, BLOCK: tl.constexpr):  # [num] each
+def swiglu_forward_kernel(p_a, p_b, p_y, num, BLOCK: tl.constexpr):  # [num] each
     """y = silu(a) b."""
     o_i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     b_a = tl.load(p_a + o_i, mask=o_i < num, other=0.0).to(tl.float32)
@@ -20,7 +20,7 @@ def forward_kernel(p_a, p_b, p_y, num, BLOCK: tl.constexpr):  # [num] each
 
 
 @triton.jit
-def backward_kernel(p_dy, p_a, p_b, p_da, p_db, num, BLOCK: tl.constexpr):  # [num] each
+def swiglu_backward_kernel(p_dy, p_a, p_b, p_da, p_db, num, BLOCK: tl.constexpr):  # [num] each
     """da = dy b s (1 + a (1 - s)) and db = dy a s, s = sigmoid(a)."""
     o_i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     b_dy = tl.load(p_dy + o_i, mask=o_i < num, other=0.0).to(tl.float32)
@@ -37,7 +37,7 @@ def forward(a: Tensor, b: Tensor) -> Tensor:
     a, b = a.contiguous(), b.contiguous()
     y, num = torch.empty_like(a), a.numel()
     if num:
-        forward_kernel[(triton.cdiv(num, BLOCK),)](a, b, y, num, BLOCK=BLOCK)
+        swiglu_forward_kernel[(triton.cdiv(num, BLOCK),)](a, b, y, num, BLOCK=BLOCK)
     return y
 
 
@@ -46,5 +46,5 @@ def backward(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     dy, a, b = dy.contiguous(), a.contiguous(), b.contiguous()
     da, db, num = torch.empty_like(a), torch.empty_like(b), a.numel()
     if num:
-        backward_kernel[(triton.cdiv(num, BLOCK),)](dy, a, b, da, db, num, BLOCK=BLOCK)
+        swiglu_backward_kernel[(triton.cdiv(num, BLOCK),)](dy, a, b, da, db, num, BLOCK=BLOCK)
     return da, db

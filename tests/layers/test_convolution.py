@@ -97,8 +97,8 @@ _FOR_HOPPER = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from ckda.layers.convolution_kernels import gradient_kernel, input_kernel, output_kernel
-for kernel in (output_kernel, gradient_kernel, input_kernel):
+from ckda.layers.convolution_kernels import convolution_gradient_kernel, convolution_input_kernel, convolution_output_kernel
+for kernel in (convolution_output_kernel, convolution_gradient_kernel, convolution_input_kernel):
     for dtype, has_past, packed, activate in (("bf16", False, True, True), ("fp32", True, False, False)):
         fixed = {"S": 4, "BT": 32, "BD": 128, "ACTIVATE": activate, "HAS_PAST": has_past, "PACKED": packed}
         fixed = {name: value for name, value in fixed.items() if name in kernel.arg_names}

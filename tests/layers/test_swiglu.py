@@ -41,8 +41,8 @@ _FOR_HOPPER = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from ckda.layers.swiglu_kernels import BLOCK, backward_kernel, forward_kernel
-for kernel in (forward_kernel, backward_kernel):
+from ckda.layers.swiglu_kernels import BLOCK, swiglu_backward_kernel, swiglu_forward_kernel
+for kernel in (swiglu_forward_kernel, swiglu_backward_kernel):
     for dtype in ("bf16", "fp32"):
         signature = {name: f"*{dtype}" for name in kernel.arg_names} | {"num": "i32", "BLOCK": "constexpr"}
         built = triton.compile(ASTSource(kernel, signature, {"BLOCK": BLOCK}), target=GPUTarget("cuda", 90, 32))
