@@ -213,7 +213,7 @@ def _trainer(
 def profile(args: argparse.Namespace, out: Path) -> None:
     """Variants in turns, several rounds, so that a drifting clock hits all alike; medians and ratios.
 
-    How busy the GPU is comes last, for the profiler slows every launch from its first use to the end of the process.
+    How busy the GPU is comes last: a profiler that has run once may go on slowing launches.
     """
     from ckda.lm.profile import busy_fraction, measure
     from ckda.ops import BACKENDS

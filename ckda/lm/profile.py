@@ -30,8 +30,8 @@ def union(spans: list[tuple[float, float]]) -> float:
 def busy_fraction(trainer: Trainer, steps: int = 5) -> dict[str, Any]:
     """Of the time from the first kernel to the last over `steps` updates, the part in which some kernel runs.
 
-    Kernels of a CUDA graph count one by one. The profiler slows every launch, also after it has ended (it stays loaded), so the
-    true fraction is no smaller, and what is to be timed must be timed before. Also the kernels that take longest.
+    Kernels of a CUDA graph count one by one. The profiler slows launches, so the true fraction is no smaller; it stays loaded and
+    may go on doing so, so what is to be timed must be timed before. Also the kernels that take longest.
     """
     device = trainer.world.device
     if device.type != "cuda":
