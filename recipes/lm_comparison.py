@@ -80,7 +80,7 @@ def train(args: argparse.Namespace, out: Path) -> None:
     began = time.perf_counter()
     device = pick_device(args.device)
     world = World(0, 1, torch.device(device, 0) if device == "cuda" else torch.device(device))
-    chosen = [(arm, seed) for arm in args.arms.split(",") for seed in RUNS.get(arm, (0,))]
+    chosen = [(arm, seed) for arm in args.arms.split(",") for seed in RUNS.get(arm, (0,))[: args.seeds]]
     for number, (arm, seed) in enumerate(chosen, 1):
         left = args.time_limit - (time.perf_counter() - began)
         if left < 20:
@@ -357,6 +357,7 @@ def main() -> None:
     parser.add_argument("--requests", help="folder of offline tasks (ckda lm eval --build)")
     parser.add_argument("--size", default="47M")
     parser.add_argument("--arms", help=f"with commas (default for train: {','.join(RUNS)})")
+    parser.add_argument("--seeds", type=int, help="at most so many an arm (default: two of CKDA and KDA, else one)")
     parser.add_argument("--tokens", default="24M", help="of each run (default: %(default)s)")
     parser.add_argument("--length", type=int, help="tokens a sequence (default: 2048, large: 4096)")
     parser.add_argument("--batch", type=int, help="sequences an update (default: 16, large: 8)")
