@@ -435,7 +435,7 @@ def gradient_kernel(
     b_dq = widened(in_registers(b_dq, m_tile), C, DOT)
     b_dk = widened(in_registers(b_dk, m_tile), C, DOT)
     b_dk_end = widened(in_registers(b_dk_end, m_tile), C, DOT)
-    b_g = widened(in_registers(b_g, m_tile), C, DOT)
+    b_g = widened(in_registers(b_g, m_tile), C, DOT) if BOUNDED else b_g.to(tl.float32)
     if not RECOVER:
         if NORMALIZE:
             b_q *= b_inverse[None, :]

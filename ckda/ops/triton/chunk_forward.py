@@ -234,7 +234,8 @@ def intra_kernel(
     b_g = tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0)
     b_q = widened(in_registers(b_q, m_tile), C, DOT)
     b_k = widened(in_registers(b_k, m_tile), C, DOT)
-    b_g = widened(in_registers(b_g, m_tile), C, DOT)
+    if BOUNDED:  # else g may be -inf, and -inf * 0 is not a number
+        b_g = widened(in_registers(b_g, m_tile), C, DOT)
     b_q, b_q_inverse = used_queries(b_q, scale, NORMALIZE, DOT)
     b_k, b_power, b_norm2 = used_keys(b_k, NORMALIZE, WIDE)
     b_log, b_negative = chunk_gate(

@@ -277,9 +277,13 @@ def token_sums(b_x, b_M, DOT: tl.constexpr, EXACT: tl.constexpr):
 
 @triton.jit
 def parity_bit(b_negative, b_M, DOT: tl.constexpr):
-    """int32 [D, C]: the sign bit of the product of the gates that M selects. Counts up to C are exact in any precision."""
+    """int32 [D, C]: the sign bit of the product of the gates that M selects. Counts up to C are exact in any precision.
+
+    A count added to 1.5 * 2^15 has its last bit in bit 8. The compiler makes that number the accumulator the product starts from,
+    where Hopper keeps fewer than float32's 24 bits: with 1.5 * 2^23 the last bit was lost.
+    """
     b_count = dot(tl.where(b_negative, 1.0, 0.0), b_M, DOT)
-    return (b_count + ROUND).to(tl.int32, bitcast=True) << 31  # the last bit of a whole number that was added to ROUND
+    return (b_count + 49152.0).to(tl.int32, bitcast=True) << 23
 
 
 # Decay factors, signed, float32 -----------------------------------------------------------------------------------------
