@@ -21,7 +21,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ckda.layers import parts
+from ckda.layers import ComplexKDA, parts
 from ckda.layers.gated_norm import gated_norm
 from ckda.models.tracker import build_tracker
 from ckda.ops import registry
@@ -31,7 +31,9 @@ from ckda.train import Ensemble, Recipe
 from ckda.train.stacked_linear import stack_linear_layers
 
 #: operations that leave more kernels than one; the sort of the embedding's gradient is an estimate
-KERNELS = {"embedding_dense_backward": 12, "baddbmm": 2, "cat": 1, "sum": 1}
+KERNELS = {"embedding_dense_backward": 12, "baddbmm": 2}
+SMALL = (64, 128)  # words
+COPY = 4.2  # TB/s that an H200 copies
 FREE = ("empty", "new_empty", "empty_like", "_unsafe_view", "view", "detach", "alias", "lift_fresh")
 
 
@@ -45,8 +47,7 @@ class Traffic(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bytes: dict[str, int] = defaultdict(int)
-        self.kernels: dict[str, int] = defaultdict(int)
+        self.found: list[tuple[str, int, int]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -59,13 +60,12 @@ class Traffic(TorchDispatchMode):
         view = outputs and not func._schema.is_mutable and all(x.untyped_storage()._cdata in known for x in outputs)
         if short in FREE or view or not outputs and not func._schema.is_mutable:
             return out
-        moved = sum(map(size, inputs)) + sum(map(size, outputs)) * (1 if outputs else 0)
-        if name == "ckda::complex_kda_backward":
+        moved = sum(map(size, inputs)) + sum(map(size, outputs))
+        if name in ("ckda::complex_kda_backward", "ckda::words_backward"):
             moved += sum(size(x) for x in inputs)
         largest = max([*inputs, *outputs], key=lambda x: x.numel())
         key = f"{short} {list(largest.shape)}"
-        self.bytes[key] += moved
-        self.kernels[key] += KERNELS.get(short, 1)
+        self.found.append((key, moved, KERNELS.get(short, 1)))
         return out
 
     @staticmethod
@@ -76,7 +76,7 @@ class Traffic(TorchDispatchMode):
         return tree_map_only(Tensor, lambda x: torch.zeros(x.shape, dtype=x.dtype), out)
 
 
-def ensemble_of(group: str, mixer: str, seeds: int, length: int, batch: int) -> Ensemble:
+def ensemble_of(group: str, mixer: str, seeds: int, length: int, batch: int, words: bool = True) -> Ensemble:
     """As on a GPU, but on the CPU."""
     task = WordProblem.named(group)
     recipe = Recipe(steps=4, batch=batch, curriculum=(length,))
@@ -85,17 +85,30 @@ def ensemble_of(group: str, mixer: str, seeds: int, length: int, batch: int) -> 
     for layer in ensemble.skeleton.modules():
         if hasattr(layer, "backend"):
             layer.backend = "triton"
+    if words:
+        ComplexKDA.reads_words = lambda layer, tokens: layer._by_symbol()  # type: ignore[method-assign]
     ensemble.muon.groups = [list(range(len(ensemble.muon.parameters)))]
     return ensemble
 
 
-def count(group: str, mixer: str, seeds: int, length: int, batch: int) -> tuple[dict[str, float], dict[str, int]]:
-    """Bytes and kernels by operation of one update."""
-    ensemble = ensemble_of(group, mixer, seeds, length, batch)
+def count(group: str, mixer: str, seeds: int, length: int, batch: int, words: bool = True) -> list[tuple[str, int, int]]:
+    """(operation and its largest shape, bytes, kernels) of one update, in order."""
+    ensemble = ensemble_of(group, mixer, seeds, length, batch, words)
     ensemble.prepare()
     with Traffic() as traffic:
         ensemble.update()
-    return dict(traffic.bytes), dict(traffic.kernels)
+    return traffic.found
+
+
+def account(group: str, mixer: str, seeds: int, length: int, batch: int, words: bool = True) -> dict[str, dict[str, float]]:
+    """Operation -> its kernels and gigabytes in one update: from two small batches along a straight line."""
+    small, more = (count(group, mixer, seeds, length, size, words) for size in SMALL)
+    rows: dict[str, dict[str, float]] = defaultdict(lambda: {"kernels": 0, "gigabytes": 0.0})
+    for (key, low, kernels), (_, high, _) in zip(small, more, strict=True):
+        slope = (high - low) / (SMALL[1] - SMALL[0])
+        rows[key]["kernels"] += kernels
+        rows[key]["gigabytes"] += (low + slope * (batch - SMALL[0])) / 1e9
+    return dict(sorted(rows.items(), key=lambda row: -row[1]["gigabytes"]))
 
 
 def main() -> None:
@@ -106,25 +119,18 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=32)
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--top", type=int, default=25)
+    parser.add_argument("--tokens", action="store_true", help="every token projected, as without kernels for words")
     parser.add_argument("--out", help="also write tracking_traffic.json there")
     args = parser.parse_args()
     registry.BACKENDS["triton"] = replace(registry.BACKENDS["triton"], refuses=lambda call: None)
     parts.HeadNorm.forward = lambda layer, o, gate=None: gated_norm(o, gate, layer.weight, layer.eps)  # type: ignore
-    small = 64
-    moved, kernels = count(args.group, args.mixer, args.seeds, args.length, small)
-    table = []
-    for key, value in moved.items():
-        shape = [int(n) for n in key.split("[")[1][:-1].split(",") if n.strip()]
-        grows = prod(shape) >= small * args.length  # the rest is weights
-        table.append((key, kernels[key], value / 1e9 * (args.batch / small if grows else 1)))
-    table.sort(key=lambda row: -row[2])
-    total, number = sum(row[2] for row in table), sum(row[1] for row in table)
-    for key, n, gigabytes in table[: args.top]:
-        print(f"{gigabytes:8.3f} GB {n:5d}  {key}")
-    print(f"{total:8.3f} GB {number:5d}  in all, {total / 4.2:.2f} ms at 4.2 TB/s")
+    rows = account(args.group, args.mixer, args.seeds, args.length, args.batch, not args.tokens)
+    total = {what: sum(row[what] for row in rows.values()) for what in ("kernels", "gigabytes")}
+    for key, row in [*list(rows.items())[: args.top], ("in all", total)]:
+        print(f"{row['gigabytes']:8.3f} GB {row['kernels']:5d}  {key}")
+    print(f"{total['gigabytes'] / COPY:.2f} ms at {COPY} TB/s; shapes are those of {SMALL[0]} words")
     if args.out:
-        rows = [{"operation": k, "kernels": n, "gigabytes": round(g, 4)} for k, n, g in table]
-        write_json(Path(args.out) / "tracking_traffic.json", {"arguments": vars(args), "rows": rows})
+        write_json(Path(args.out) / "tracking_traffic.json", {"arguments": vars(args), "total": total, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ckda.layers.mixers import MIXERS, build_mixer
+from ckda.ops.words import rows_of
 from ckda.theory.finite_groups import FiniteGroup, from_table, hamilton, isomorphism
 
 if TYPE_CHECKING:
@@ -46,12 +47,18 @@ class Tracker(nn.Module):
         alpha, beta   [n, H, K] and [n, H] on each input symbol (only of mixers that have them)
         A             [n, H, K, K] the transition on each input symbol (likewise)
         """
-        x = self.embedding(tokens)
-        if not trace:
-            return self.decode(x + self.mixer(x))
-        o = self.mixer.read(x)
-        logits = self.decode(x + self.mixer.write_out(o, x))
-        return logits, {"x": tokens, "o": o} | self.symbols()
+        if hasattr(self.mixer, "reads_words") and self.mixer.reads_words(tokens):
+            table = self.embedding.weight
+            x, o = rows_of(table, tokens), self.mixer.read_words(table, tokens)
+            y = self.mixer.write_out_words(o, table, tokens)
+        else:
+            x = self.embedding(tokens)
+            if not trace:
+                return self.decode(x + self.mixer(x))
+            o = self.mixer.read(x)
+            y = self.mixer.write_out(o, x)
+        logits = self.decode(x + y)
+        return (logits, {"x": tokens, "o": o} | self.symbols()) if trace else logits
 
     def symbols(self) -> dict[str, Tensor]:
         """alpha, beta and A of :meth:`forward`'s trace: what each input symbol, the begin token left out, does to the state."""

@@ -1,0 +1,332 @@
+"""The operator on words over a small alphabet: what a token contributes depends on its symbol alone.
+
+Then q, k, v, g and beta are tables with a row a symbol, and nothing of a token has to be made but its state: norms and gates are
+evaluated on the tables, the recurrence looks rows up, and the gradients of a symbol's tokens are summed. Same function as
+:func:`ckda.complex_kda` on the looked-up rows, but for rounding.
+
+Legend: R replicas (of a vmap; 1 without), n symbols, B words, T letters, H heads, K and V their widths.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ckda.ops.call import Call, Norms, Prepared, Raw, prepare, prepare_backward
+
+__all__ = ["complex_kda_words", "rows_of", "sum_by_symbol", "torch_backward", "torch_forward"]
+
+_PIECES = 64  # at most: the tokens of a replica are cut into so many, whose sums fill the device
+
+
+# Tables looked up -----------------------------------------------------------------------------------------------------
+
+
+def sum_by_symbol(rows: Tensor, tokens: Tensor, num_symbols: int) -> Tensor:
+    """rows [R, N, D] and their symbols [R, N] -> [R, n, D]: the sum over each symbol's rows, always in the same order.
+
+    Example:
+        >>> sum_by_symbol(torch.tensor([[[1.0], [2.0], [4.0]]]), torch.tensor([[2, 0, 2]]), 3).flatten().tolist()
+        [2.0, 0.0, 5.0]
+    """
+    R, N, D = rows.shape
+    pieces = _PIECES
+    while N % pieces:
+        pieces //= 2
+    is_symbol = (tokens.unsqueeze(-1) == torch.arange(num_symbols, device=tokens.device)).to(rows.dtype)
+    left, right = (x.reshape(R * pieces, N // pieces, -1) for x in (is_symbol, rows))
+    return torch.bmm(left.mT, right).view(R, pieces, num_symbols, D).sum(1)
+
+
+def rows_of(table: Tensor, tokens: Tensor) -> Tensor:
+    """table [n, D], tokens [...] -> [..., D]; as an embedding, but for a gradient that needs no sorting.
+
+    Example:
+        >>> rows_of(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([1, 0, 1])).tolist()
+        [[3.0, 4.0], [1.0, 2.0], [3.0, 4.0]]
+    """
+    return _Rows.apply(table.unsqueeze(0), tokens.unsqueeze(0)).squeeze(0)
+
+
+class _Rows(torch.autograd.Function):
+    """table [R, n, D], tokens [R, ...] -> [R, ..., D]; a mapped axis becomes part of R."""
+
+    @staticmethod
+    def forward(table: Tensor, tokens: Tensor) -> Tensor:
+        R, n, _ = table.shape
+        first = torch.arange(0, R * n, n, device=tokens.device).view(R, *(1,) * (tokens.dim() - 1))
+        return torch.nn.functional.embedding(tokens + first, table.flatten(0, 1))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        table, tokens = inputs
+        ctx.save_for_backward(tokens)
+        ctx.num_symbols = table.shape[1]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (tokens,) = ctx.saved_tensors
+        return sum_by_symbol(grads[0].flatten(1, -2), tokens.flatten(1), ctx.num_symbols), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, *arguments: Tensor) -> tuple[Tensor, int]:
+        rows = _Rows.apply(*_folded(info.batch_size, in_dims, arguments))
+        return rows.unflatten(0, (info.batch_size, -1)), 0
+
+
+def _folded(size: int, in_dims: tuple, arguments: tuple) -> list[Any]:
+    """The arguments of a mapped call with the mapped axis joined to their first; what is no tensor stays."""
+
+    def fold(x: Any, dim: int | None) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        return (x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
+
+    return [fold(x, dim) for x, dim in zip(arguments, in_dims, strict=True)]
+
+
+# The recurrence -------------------------------------------------------------------------------------------------------
+
+
+class Tables(NamedTuple):
+    """What the recurrence reads, by symbol: see :class:`ckda.ops.call.Prepared`."""
+
+    q: Tensor  #: [R * H, n, K] scaled unit query
+    k: Tensor  #: [R * H, n, K] unit key
+    alpha: Tensor  #: [R * H, n, K] signed gate
+    v: Tensor  #: [R * H, n, V]
+    rho: Tensor  #: [R * H, n] beta / |k|^2
+
+
+def torch_forward(x: Tables, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """tokens [R, B, T] -> o and r [R, B, T, H, V] in plain operations; r is v less what the state predicts."""
+    q, k, alpha, v, rho = (_looked_up(table, tokens) for table in x)
+    S = q.new_zeros(*q.shape[:-3], *q.shape[-2:], v.shape[-1])  # [R, B, H, K, V]
+    o, r = torch.empty_like(v), torch.empty_like(v)
+    for t in range(tokens.shape[-1]):
+        S = alpha[:, :, t].unsqueeze(-1) * S
+        r[:, :, t] = v[:, :, t] - (S * k[:, :, t].unsqueeze(-1)).sum(-2)
+        u = rho[:, :, t].unsqueeze(-1) * r[:, :, t]
+        S = S + k[:, :, t].unsqueeze(-1) * u.unsqueeze(-2)
+        o[:, :, t] = (S * q[:, :, t].unsqueeze(-1)).sum(-2)
+    return o, r
+
+
+def torch_backward(do: Tensor, r: Tensor, x: Tables, tokens: Tensor) -> Tensor:
+    """[R, B * T, W]: for each token, side by side, the gradients of q, k, log|alpha|, v and rho; W as in :func:`width`."""
+    q, k, alpha, v, rho = (_looked_up(table, tokens) for table in x)
+    T, (K, V) = tokens.shape[-1], (q.shape[-1], v.shape[-1])
+    u = rho.unsqueeze(-1) * r
+    before = [q.new_zeros(*q.shape[:2], *q.shape[3:], V)]  # [R, B, H, K, V]
+    for t in range(T - 1):
+        before.append(alpha[:, :, t].unsqueeze(-1) * before[-1] + k[:, :, t].unsqueeze(-1) * u[:, :, t].unsqueeze(-2))
+    dq, dk, dlog, dv, drho = (torch.empty_like(y) for y in (q, q, q, v, rho))
+    E = torch.zeros_like(before[0])
+    for t in reversed(range(T)):
+        k_t, u_t, do_t = k[:, :, t].unsqueeze(-1), u[:, :, t].unsqueeze(-2), do[:, :, t].unsqueeze(-2)
+        D = alpha[:, :, t].unsqueeze(-1) * before[t]
+        E = E + q[:, :, t].unsqueeze(-1) * do_t
+        du = (E * k_t).sum(-2)
+        dv[:, :, t] = rho[:, :, t].unsqueeze(-1) * du
+        drho[:, :, t] = (du * r[:, :, t]).sum(-1)
+        dr = dv[:, :, t].unsqueeze(-2)
+        dq[:, :, t] = ((D + k_t * u_t) * do_t).sum(-1)
+        dk[:, :, t] = (E * u_t).sum(-1) - (D * dr).sum(-1)
+        E = E - k_t * dr
+        dlog[:, :, t] = (E * D).sum(-1)
+        E = E * alpha[:, :, t].unsqueeze(-1)
+    parts = [y.flatten(3) if y.dim() == 5 else y for y in (dq, dk, dlog, dv, drho)]
+    rows = torch.cat(parts, -1).flatten(1, 2)
+    return torch.nn.functional.pad(rows, (0, width(q.shape[3], K, V) - rows.shape[-1]))
+
+
+def width(H: int, K: int, V: int) -> int:
+    """Numbers in a token's row of gradients, H (3 K + V + 1), rounded up to whole cache lines of 16."""
+    return -(-H * (3 * K + V + 1) // 16) * 16
+
+
+def _looked_up(table: Tensor, tokens: Tensor) -> Tensor:
+    """[R * H, n, ...] -> [R, B, T, H, ...]."""
+    R = len(tokens)
+    by_replica = table.unflatten(0, (R, -1)).transpose(1, 2)  # [R, n, H, ...]
+    return torch.stack([rows[symbols] for rows, symbols in zip(by_replica, tokens, strict=True)])
+
+
+def _by_kernel(tokens: Tensor) -> bool:
+    return tokens.is_cuda
+
+
+def _kernels() -> Any:
+    from ckda.ops.triton import words
+
+    return words
+
+
+@torch.library.custom_op("ckda::words", mutates_args=())
+def _forward(q: Tensor, k: Tensor, alpha: Tensor, v: Tensor, rho: Tensor, tokens: Tensor) -> list[Tensor]:
+    """[o, r]."""
+    run = _kernels().forward if _by_kernel(tokens) else torch_forward
+    return list(run(Tables(q, k, alpha, v, rho), tokens))
+
+
+@_forward.register_fake
+def _(q: Tensor, k: Tensor, alpha: Tensor, v: Tensor, rho: Tensor, tokens: Tensor) -> list[Tensor]:
+    return [v.new_empty(*tokens.shape, len(v) // len(tokens), v.shape[-1]) for _ in range(2)]
+
+
+@torch.library.custom_op("ckda::words_backward", mutates_args=())
+def _backward(
+    do: Tensor, r: Tensor, q: Tensor, k: Tensor, alpha: Tensor, v: Tensor, rho: Tensor, tokens: Tensor
+) -> Tensor:
+    run = _kernels().backward if _by_kernel(tokens) else torch_backward
+    return run(do, r, Tables(q, k, alpha, v, rho), tokens)
+
+
+@_backward.register_fake
+def _(
+    do: Tensor, r: Tensor, q: Tensor, k: Tensor, alpha: Tensor, v: Tensor, rho: Tensor, tokens: Tensor
+) -> Tensor:
+    R, B, T, H, V = do.shape
+    return do.new_empty(R, B * T, width(H, q.shape[-1], V))
+
+
+# The operator ---------------------------------------------------------------------------------------------------------
+
+
+class _Options(NamedTuple):
+    gate: str | None
+    beta_range: int | None
+    normalize_qk: bool
+    scale: float
+
+
+def complex_kda_words(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    tokens: Tensor,
+    *,
+    gate: str | None = None,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    beta_range: int | None = None,
+    normalize_qk: bool = False,
+) -> Tensor:
+    """:func:`ckda.complex_kda` on the rows of tables, from a zero state; under vmap one larger call.
+
+    Args:
+        q, k, g: [n, H, K]. v: [n, H, V]. beta: [n, H]. tokens: [B, T] of 0 ... n - 1.
+        gate, A_log, dt_bias, beta_range, normalize_qk: as there.
+
+    Returns:
+        o [B, T, H, V].
+
+    Example:
+        >>> from ckda import complex_kda
+        >>> q, k, v, g = torch.randn(4, 5, 2, 8)
+        >>> tokens = torch.randint(5, (3, 7))
+        >>> o = complex_kda_words(q, k, v, g, g[..., 0], tokens, gate="signed", beta_range=2, normalize_qk=True)
+        >>> rows = [x[tokens] for x in (q, k, v, g, g[..., 0])]
+        >>> torch.allclose(o, complex_kda(*rows, gate="signed", beta_range=2, normalize_qk=True)[0], atol=1e-5)
+        True
+    """
+    options = _Options(gate, beta_range, normalize_qk, q.shape[-1] ** -0.5)
+    tensors = (q, k, v, g, beta, A_log, dt_bias, tokens)
+    return _Words.apply(*(None if x is None else x.unsqueeze(0) for x in tensors), options)[0].squeeze(0)
+
+
+class _Words(torch.autograd.Function):
+    """:func:`complex_kda_words` with an axis R in front of everything; a mapped axis becomes part of it.
+
+    Besides o it returns what the backward pass reads: r, the tables and the inverse norms.
+    """
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Any, ...]:
+        call, raw = _call(*arguments)
+        x, norms = prepare(call, raw)
+        rho = (x.rate / x.norm2).to(x.k.dtype).squeeze(-1)
+        tables = [y.squeeze(0).contiguous() for y in (x.q, x.k, x.alpha, x.w, rho)]
+        o, r = torch.ops.ckda.words(*tables, arguments[7])
+        return o, r, *tables, x.norm2, *(norms or (x.norm2, x.norm2))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs[:8], *output[1:])
+        ctx.options = inputs[8]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple:
+        arguments, (r, *tables, norm2, q_norm, k_norm) = ctx.saved_tensors[:8], ctx.saved_tensors[8:]
+        call, raw = _call(*arguments, ctx.options)
+        tokens, q, v = arguments[7], tables[0], tables[3]
+        rows = torch.ops.ckda.words_backward(grads[0].contiguous(), r, *tables, tokens)
+        summed = sum_by_symbol(rows, tokens.flatten(1), q.shape[1])  # [R, n, W]
+        H, K, V = len(q) // len(tokens), q.shape[-1], v.shape[-1]
+        parts = summed[..., : H * (3 * K + V + 1)].split([H * K, H * K, H * K, H * V, H], -1)
+        dq, dk, dlog, dv, drho = (_heads_first(part.unflatten(-1, (H, -1))) for part in parts)
+        x = Prepared(q[None], tables[1][None], tables[1][None], v[None], tables[2][None], raw.v, norm2)
+        dx = Prepared(dq, dk, dk, dv, dlog, (drho / norm2).to(dq.dtype), norm2)
+        norms = Norms(q_norm, k_norm) if call.normalize_qk else None
+        draw, dA_log, ddt_bias = prepare_backward(call, raw, x, norms, dx)
+        back = (_symbols_first(y, len(tokens)) for y in (draw.q, draw.k, draw.v, draw.g, draw.beta))
+        dq, dk, dv, dg, dbeta = back
+        R = len(tokens)
+        dA_log, ddt_bias = (None if y is None else y.view(R, -1) for y in (dA_log, ddt_bias))
+        return dq, dk, dv, dg, dbeta.squeeze(-1), dA_log, ddt_bias, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, *arguments: Any) -> tuple[tuple, tuple]:
+        size = info.batch_size
+        dims = (*in_dims[:8], None)  # the options are a tuple, and are not mapped
+        o, *rest = _Words.apply(*_folded(size, dims, arguments))
+        return (o.unflatten(0, (size, -1)), *rest), (0, *(None for _ in rest))
+
+
+def _heads_first(x: Tensor) -> Tensor:
+    """[R, n, H, D] -> [1, R * H, n, D]."""
+    return x.transpose(1, 2).flatten(0, 1).unsqueeze(0)
+
+
+def _symbols_first(x: Any, R: int) -> Tensor:
+    """[1, R * H, n, D] -> [R, n, H, D]."""
+    return x.squeeze(0).unflatten(0, (R, -1)).transpose(1, 2)
+
+
+def _call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    tokens: Tensor,
+    options: _Options,
+) -> tuple[Call, Raw]:
+    """The tables as one sequence of n tokens with R * H heads."""
+    raw = Raw(*map(_heads_first, (q, k, v, g, beta.unsqueeze(-1))), None, None, None)
+    call = Call(
+        q=raw.q,
+        k=raw.k,
+        v=raw.v,
+        g=raw.g,
+        beta=raw.beta,
+        sign=None,
+        A_log=None if A_log is None else A_log.flatten(),
+        dt_bias=None if dt_bias is None else dt_bias.flatten(),
+        erase=None,
+        write=None,
+        initial_state=None,
+        cu_seqlens=None,
+        gate=options.gate,
+        beta_range=options.beta_range,
+        normalize_qk=options.normalize_qk,
+        scale=options.scale,
+        output_final_state=False,
+    )
+    return call, raw
