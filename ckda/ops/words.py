@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ckda.ops.call import Call, Norms, Prepared, Raw, prepare, prepare_backward
+from ckda.ops.call import Call, Prepared, Raw, prepare, prepare_backward
 
 __all__ = ["complex_kda_words", "rows_of", "sum_by_symbol", "torch_backward", "torch_forward"]
 
@@ -190,14 +190,116 @@ def _(
     return do.new_empty(R, B * T, width(H, q.shape[-1], V))
 
 
-# The operator ---------------------------------------------------------------------------------------------------------
+# Norms and gates by symbol ----------------------------------------------------------------------------------------------
 
 
-class _Options(NamedTuple):
+class Options(NamedTuple):
+    """As :func:`ckda.complex_kda` has them."""
+
     gate: str | None
     beta_range: int | None
     normalize_qk: bool
     scale: float
+
+
+class RawTables(NamedTuple):
+    """The arguments of the operator, by symbol."""
+
+    q: Tensor  #: [R, n, H, K]
+    k: Tensor  #: [R, n, H, K]
+    v: Tensor  #: [R, n, H, V]
+    g: Tensor  #: [R, n, H, K]
+    beta: Tensor  #: [R, n, H]
+    A_log: Tensor | None  #: [R, H]
+    dt_bias: Tensor | None  #: [R, H * K]
+
+
+def _heads_first(x: Tensor) -> Tensor:
+    """[R, n, H, D] -> [1, R * H, n, D]."""
+    return x.transpose(1, 2).flatten(0, 1).unsqueeze(0)
+
+
+def _symbols_first(x: Any, R: int) -> Tensor:
+    """[1, R * H, n, D] -> [R, n, H, D]."""
+    return x.squeeze(0).unflatten(0, (R, -1)).transpose(1, 2).contiguous()
+
+
+def _as_call(x: RawTables, options: Options) -> tuple[Call, Raw]:
+    """The tables as one sequence of n tokens with R * H heads."""
+    raw = Raw(*map(_heads_first, (x.q, x.k, x.v, x.g, x.beta.unsqueeze(-1))), None, None, None)
+    call = Call(
+        q=raw.q,
+        k=raw.k,
+        v=raw.v,
+        g=raw.g,
+        beta=raw.beta,
+        sign=None,
+        A_log=None if x.A_log is None else x.A_log.flatten(),
+        dt_bias=None if x.dt_bias is None else x.dt_bias.flatten(),
+        erase=None,
+        write=None,
+        initial_state=None,
+        cu_seqlens=None,
+        output_final_state=False,
+        **options._asdict(),
+    )
+    return call, raw
+
+
+def torch_tables(raw: RawTables, options: Options) -> list[Tensor]:
+    """:class:`Tables` from the raw ones in plain operations."""
+    x, _ = prepare(*_as_call(raw, options))
+    rho = (x.rate / x.norm2).to(x.k.dtype).squeeze(-1)
+    return [y.squeeze(0).clone(memory_format=torch.contiguous_format) for y in (x.q, x.k, x.alpha, x.w, rho)]
+
+
+def torch_tables_backward(sums: Tensor, raw: RawTables, options: Options) -> list[Tensor | None]:
+    """Gradients of the raw tables from those that :func:`torch_backward` gives, summed by symbol: [R, n, W]."""
+    (R, _, H, K), V = raw.q.shape, raw.v.shape[-1]
+    call, lines = _as_call(raw, options)
+    x, norms = prepare(call, lines)
+    parts = sums[..., : H * (3 * K + V + 1)].split([H * K, H * K, H * K, H * V, H], -1)
+    dq, dk, dlog, dv, drho = (_heads_first(part.unflatten(-1, (H, -1))) for part in parts)
+    dx = Prepared(dq, dk, dk, dv, dlog, (drho / x.norm2).to(dq.dtype), x.norm2)
+    found, dA_log, ddt_bias = prepare_backward(call, lines, x, norms, dx)
+    dbeta = _symbols_first(found.beta, R).squeeze(-1)
+    by_head = [None if y is None else y.view(R, -1) for y in (dA_log, ddt_bias)]
+    return [*(_symbols_first(y, R) for y in (found.q, found.k, found.v, found.g)), dbeta, *by_head]
+
+
+_RAW = "Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor? A_log, Tensor? dt_bias"
+_OPTIONS = "str? gate, int? beta_range, bool normalize_qk, float scale"
+
+
+@torch.library.custom_op("ckda::words_tables", mutates_args=(), schema=f"({_RAW}, {_OPTIONS}) -> Tensor[]")
+def _make_tables(*arguments: Any) -> list[Tensor]:
+    raw, options = RawTables(*arguments[:7]), Options(*arguments[7:])
+    return (_kernels().tables if _by_kernel(raw.q) else torch_tables)(raw, options)
+
+
+@_make_tables.register_fake
+def _(*arguments: Any) -> list[Tensor]:
+    q, v = arguments[0], arguments[2]
+    R, n, H, K = q.shape
+    return [q.new_empty(R * H, n, *width) for width in ((K,), (K,), (K,), (v.shape[-1],), ())]
+
+
+@torch.library.custom_op(
+    "ckda::words_tables_backward", mutates_args=(), schema=f"(Tensor sums, {_RAW}, {_OPTIONS}) -> Tensor[]"
+)
+def _make_tables_backward(sums: Tensor, *arguments: Any) -> list[Tensor]:
+    """The gradients that are not None."""
+    raw, options = RawTables(*arguments[:7]), Options(*arguments[7:])
+    run = _kernels().tables_backward if _by_kernel(raw.q) else torch_tables_backward
+    return [x for x in run(sums, raw, options) if x is not None]
+
+
+@_make_tables_backward.register_fake
+def _(sums: Tensor, *arguments: Any) -> list[Tensor]:
+    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in arguments[:7] if x is not None]
+
+
+# The operator ---------------------------------------------------------------------------------------------------------
 
 
 def complex_kda_words(
@@ -232,7 +334,7 @@ def complex_kda_words(
         >>> torch.allclose(o, complex_kda(*rows, gate="signed", beta_range=2, normalize_qk=True)[0], atol=1e-5)
         True
     """
-    options = _Options(gate, beta_range, normalize_qk, q.shape[-1] ** -0.5)
+    options = Options(gate, beta_range, normalize_qk, q.shape[-1] ** -0.5)
     tensors = (q, k, v, g, beta, A_log, dt_bias, tokens)
     return _Words.apply(*(None if x is None else x.unsqueeze(0) for x in tensors), options)[0].squeeze(0)
 
@@ -240,44 +342,30 @@ def complex_kda_words(
 class _Words(torch.autograd.Function):
     """:func:`complex_kda_words` with an axis R in front of everything; a mapped axis becomes part of it.
 
-    Besides o it returns what the backward pass reads: r, the tables and the inverse norms.
+    Besides o it returns what the backward pass reads: r and the tables.
     """
 
     @staticmethod
-    def forward(*arguments: Any) -> tuple[Any, ...]:
-        call, raw = _call(*arguments)
-        x, norms = prepare(call, raw)
-        rho = (x.rate / x.norm2).to(x.k.dtype).squeeze(-1)
-        tables = [y.squeeze(0).contiguous() for y in (x.q, x.k, x.alpha, x.w, rho)]
-        o, r = torch.ops.ckda.words(*tables, arguments[7])
-        return o, r, *tables, x.norm2, *(norms or (x.norm2, x.norm2))
+    def forward(*arguments: Any) -> tuple[Tensor, ...]:
+        *tensors, tokens, options = arguments
+        tables = torch.ops.ckda.words_tables(*tensors, *options)
+        return *torch.ops.ckda.words(*tables, tokens), *tables
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs[:8], *output[1:])
-        ctx.options = inputs[8]
+        *tensors, ctx.options = inputs
+        ctx.save_for_backward(*tensors, *output[1:])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple:
-        arguments, (r, *tables, norm2, q_norm, k_norm) = ctx.saved_tensors[:8], ctx.saved_tensors[8:]
-        call, raw = _call(*arguments, ctx.options)
-        tokens, q, v = arguments[7], tables[0], tables[3]
+        *tensors, tokens = ctx.saved_tensors[:8]
+        r, *tables = ctx.saved_tensors[8:]
         rows = torch.ops.ckda.words_backward(grads[0].contiguous(), r, *tables, tokens)
-        summed = sum_by_symbol(rows, tokens.flatten(1), q.shape[1])  # [R, n, W]
-        H, K, V = len(q) // len(tokens), q.shape[-1], v.shape[-1]
-        parts = summed[..., : H * (3 * K + V + 1)].split([H * K, H * K, H * K, H * V, H], -1)
-        dq, dk, dlog, dv, drho = (_heads_first(part.unflatten(-1, (H, -1))) for part in parts)
-        x = Prepared(q[None], tables[1][None], tables[1][None], v[None], tables[2][None], raw.v, norm2)
-        dx = Prepared(dq, dk, dk, dv, dlog, (drho / norm2).to(dq.dtype), norm2)
-        norms = Norms(q_norm, k_norm) if call.normalize_qk else None
-        draw, dA_log, ddt_bias = prepare_backward(call, raw, x, norms, dx)
-        back = (_symbols_first(y, len(tokens)) for y in (draw.q, draw.k, draw.v, draw.g, draw.beta))
-        dq, dk, dv, dg, dbeta = back
-        R = len(tokens)
-        dA_log, ddt_bias = (None if y is None else y.view(R, -1) for y in (dA_log, ddt_bias))
-        return dq, dk, dv, dg, dbeta.squeeze(-1), dA_log, ddt_bias, None, None
+        sums = sum_by_symbol(rows, tokens.flatten(1), tables[0].shape[1])
+        found = iter(torch.ops.ckda.words_tables_backward(sums, *tensors, *ctx.options))
+        return *(None if x is None else next(found) for x in tensors), None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, *arguments: Any) -> tuple[tuple, tuple]:
@@ -285,48 +373,3 @@ class _Words(torch.autograd.Function):
         dims = (*in_dims[:8], None)  # the options are a tuple, and are not mapped
         o, *rest = _Words.apply(*_folded(size, dims, arguments))
         return (o.unflatten(0, (size, -1)), *rest), (0, *(None for _ in rest))
-
-
-def _heads_first(x: Tensor) -> Tensor:
-    """[R, n, H, D] -> [1, R * H, n, D]."""
-    return x.transpose(1, 2).flatten(0, 1).unsqueeze(0)
-
-
-def _symbols_first(x: Any, R: int) -> Tensor:
-    """[1, R * H, n, D] -> [R, n, H, D]."""
-    return x.squeeze(0).unflatten(0, (R, -1)).transpose(1, 2)
-
-
-def _call(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    A_log: Tensor | None,
-    dt_bias: Tensor | None,
-    tokens: Tensor,
-    options: _Options,
-) -> tuple[Call, Raw]:
-    """The tables as one sequence of n tokens with R * H heads."""
-    raw = Raw(*map(_heads_first, (q, k, v, g, beta.unsqueeze(-1))), None, None, None)
-    call = Call(
-        q=raw.q,
-        k=raw.k,
-        v=raw.v,
-        g=raw.g,
-        beta=raw.beta,
-        sign=None,
-        A_log=None if A_log is None else A_log.flatten(),
-        dt_bias=None if dt_bias is None else dt_bias.flatten(),
-        erase=None,
-        write=None,
-        initial_state=None,
-        cu_seqlens=None,
-        gate=options.gate,
-        beta_range=options.beta_range,
-        normalize_qk=options.normalize_qk,
-        scale=options.scale,
-        output_final_state=False,
-    )
-    return call, raw

@@ -15,8 +15,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ckda.ops.triton.launch import Launch, power_of_two
+from ckda.ops.triton.recurrent import _head
+from ckda.ops.triton.tile import alpha_gate, gate_gradient, learning_rate
 
-__all__ = ["backward", "forward", "launches", "words_backward_kernel", "words_kernel"]
+__all__ = ["backward", "forward", "launches", "tables", "tables_backward"]
 
 
 @triton.jit
@@ -138,6 +140,146 @@ def words_backward_kernel(
         b_S += b_u[:, None] * b_k[None, :]
 
 
+# Tables -----------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _unit_rows(b_x, length, NORMALIZE: tl.constexpr):
+    """Rows [BN, BK] of unit length times `length`; 1/|x| and |x|^2 as rounded [BN]: as in the recurrence."""
+    b_inverse = tl.sum(b_x * 0.0, 1) + 1.0
+    b_norm2 = b_inverse
+    if NORMALIZE:
+        b_square = tl.sum(b_x * b_x, 1)
+        b_inverse = tl.where(b_square > 0, 1.0 / tl.sqrt_rn(tl.where(b_square > 0, b_square, 1.0)), 0.0)
+        b_x *= (b_inverse * length)[:, None]
+        b_wide = b_x.to(tl.float64)
+        b_norm2 = tl.sum(b_wide * b_wide, 1)
+        b_norm2 = tl.where(b_norm2 > 0, b_norm2, 1.0).to(tl.float32)
+    else:
+        b_x *= length
+    return b_x, b_inverse, b_norm2
+
+
+@triton.jit
+def words_tables_kernel(
+    p_q,  # [R, n, H, K]
+    p_k,
+    p_v,  # [R, n, H, V]
+    p_g,  # [R, n, H, K]
+    p_beta,  # [R, n, H]
+    p_A_log,  # [R, H]
+    p_dt_bias,  # [R, H * K]
+    p_unit_q,  # out [R * H, n, K]
+    p_unit_k,
+    p_alpha,
+    p_w,  # out [R * H, n, V]
+    p_rho,  # out [R * H, n]
+    n,
+    scale,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    GATE: tl.constexpr,
+    HAS_A_LOG: tl.constexpr,
+    HAS_DT_BIAS: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    BETA_RANGE: tl.constexpr,
+):
+    """All symbols of one replica and head."""
+    head = tl.program_id(0)
+    b_symbol, b_channel, b_value = tl.arange(0, BN), tl.arange(0, BK), tl.arange(0, BV)
+    m_symbol = b_symbol < n
+    m_k = m_symbol[:, None] & (b_channel < K)[None, :]
+    m_v = m_symbol[:, None] & (b_value < V)[None, :]
+    line = ((head // H) * n + b_symbol) * H + head % H
+    o_k, o_v = line[:, None] * K + b_channel[None, :], line[:, None] * V + b_value[None, :]
+    b_rate, b_bias = _head(p_A_log, p_dt_bias, head, b_channel, b_channel < K, K, HAS_A_LOG, HAS_DT_BIAS)
+    b_q, _, _ = _unit_rows(tl.load(p_q + o_k, mask=m_k, other=0.0), scale, NORMALIZE)
+    b_k, _, b_norm2 = _unit_rows(tl.load(p_k + o_k, mask=m_k, other=0.0), 1.0, NORMALIZE)
+    b_g = tl.load(p_g + o_k, mask=m_k, other=0.0)
+    b_beta = tl.load(p_beta + line, mask=m_symbol, other=0.0)
+    row = head * n + b_symbol
+    o_k_out = row[:, None] * K + b_channel[None, :]
+    tl.store(p_unit_q + o_k_out, b_q, mask=m_k)
+    tl.store(p_unit_k + o_k_out, b_k, mask=m_k)
+    tl.store(p_alpha + o_k_out, alpha_gate(b_g, b_rate, b_bias[None, :], GATE), mask=m_k)
+    tl.store(p_w + row[:, None] * V + b_value[None, :], tl.load(p_v + o_v, mask=m_v, other=0.0), mask=m_v)
+    tl.store(p_rho + row, learning_rate(b_beta, BETA_RANGE) / b_norm2, mask=m_symbol)
+
+
+@triton.jit
+def words_tables_backward_kernel(
+    p_sums,  # [R, n, W] a symbol's gradients, as the backward recurrence lays them
+    p_q,  # [R, n, H, K]
+    p_k,
+    p_g,
+    p_beta,  # [R, n, H]
+    p_A_log,
+    p_dt_bias,
+    p_dq,  # out [R, n, H, K]
+    p_dk,
+    p_dv,  # out [R, n, H, V]
+    p_dg,  # out [R, n, H, K]
+    p_dbeta,  # out [R, n, H]
+    p_dA_log,  # out [R, H], where HAS_A_LOG
+    p_ddt_bias,  # out [R, H * K], where HAS_DT_BIAS
+    n,
+    W,
+    scale,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    GATE: tl.constexpr,
+    HAS_A_LOG: tl.constexpr,
+    HAS_DT_BIAS: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    BETA_RANGE: tl.constexpr,
+):
+    """All symbols of one replica and head."""
+    head = tl.program_id(0)
+    i_h = head % H
+    b_symbol, b_channel, b_value = tl.arange(0, BN), tl.arange(0, BK), tl.arange(0, BV)
+    m_symbol = b_symbol < n
+    m_k = m_symbol[:, None] & (b_channel < K)[None, :]
+    m_v = m_symbol[:, None] & (b_value < V)[None, :]
+    symbol = (head // H) * n + b_symbol
+    line = symbol * H + i_h
+    o_k, o_v = line[:, None] * K + b_channel[None, :], line[:, None] * V + b_value[None, :]
+    o_sum_k = symbol[:, None] * W + i_h * K + b_channel[None, :]
+    o_sum_v = symbol[:, None] * W + 3 * H * K + i_h * V + b_value[None, :]
+    b_rate, b_bias = _head(p_A_log, p_dt_bias, head, b_channel, b_channel < K, K, HAS_A_LOG, HAS_DT_BIAS)
+    b_q, b_q_inverse, _ = _unit_rows(tl.load(p_q + o_k, mask=m_k, other=0.0), 1.0, NORMALIZE)
+    b_k, b_k_inverse, b_norm2 = _unit_rows(tl.load(p_k + o_k, mask=m_k, other=0.0), 1.0, NORMALIZE)
+    b_dq = tl.load(p_sums + o_sum_k, mask=m_k, other=0.0) * scale
+    b_dk = tl.load(p_sums + o_sum_k + H * K, mask=m_k, other=0.0)
+    if NORMALIZE:
+        b_dq = (b_dq - b_q * tl.sum(b_q * b_dq, 1)[:, None]) * b_q_inverse[:, None]
+        b_dk = (b_dk - b_k * tl.sum(b_k * b_dk, 1)[:, None]) * b_k_inverse[:, None]
+    tl.store(p_dq + o_k, b_dq, mask=m_k)
+    tl.store(p_dk + o_k, b_dk, mask=m_k)
+    tl.store(p_dv + o_v, tl.load(p_sums + o_sum_v, mask=m_v, other=0.0), mask=m_v)
+    b_beta = tl.load(p_beta + line, mask=m_symbol, other=0.0)
+    o_rho = symbol * W + 3 * H * K + H * V + i_h
+    b_dbeta = tl.load(p_sums + o_rho, mask=m_symbol, other=0.0) / b_norm2
+    if BETA_RANGE > 0:
+        b_dbeta *= learning_rate(b_beta, BETA_RANGE) * learning_rate(-b_beta, 1)
+    tl.store(p_dbeta + line, b_dbeta, mask=m_symbol)
+    b_dlog = tl.load(p_sums + o_sum_k + 2 * H * K, mask=m_k, other=0.0)
+    b_g = tl.load(p_g + o_k, mask=m_k, other=0.0)
+    b_dg, b_dlog_rate = gate_gradient(b_dlog, b_g, b_rate, b_bias[None, :], GATE)
+    tl.store(p_dg + o_k, b_dg, mask=m_k)
+    if HAS_A_LOG:
+        tl.store(p_dA_log + head, tl.sum(tl.sum(b_dlog_rate, 1), 0))
+    if HAS_DT_BIAS:
+        tl.store(p_ddt_bias + head * K + b_channel, tl.sum(b_dg, 0), mask=b_channel < K)
+
+
 # Launches -------------------------------------------------------------------------------------------------------------
 
 
@@ -197,7 +339,72 @@ def backward(do: Tensor, r: Tensor, x: Any, tokens: Tensor) -> Tensor:
     return rows
 
 
-def launches(x: Any, tokens: Tensor) -> list[Launch]:
-    """Both launches: for compiling, not for running."""
+def _table_arguments(raw: Any, options: Any) -> dict[str, Any]:
+    (R, n, H, K), V = raw.q.shape, raw.v.shape[-1]
+    named = {"p_q": raw.q, "p_k": raw.k, "p_g": raw.g, "p_beta": raw.beta, "p_A_log": raw.A_log, "p_dt_bias": raw.dt_bias}
+    return {name: None if x is None else x.contiguous() for name, x in named.items()} | {
+        "n": n,
+        "scale": options.scale,
+        "H": H,
+        "K": K,
+        "V": V,
+        "BN": power_of_two(n),
+        "BK": power_of_two(K),
+        "BV": power_of_two(V),
+        "GATE": options.gate or "none",
+        "HAS_A_LOG": raw.A_log is not None,
+        "HAS_DT_BIAS": raw.dt_bias is not None,
+        "NORMALIZE": options.normalize_qk,
+        "BETA_RANGE": options.beta_range or 0,
+    }
+
+
+def _tables_launch(raw: Any, options: Any) -> Launch:
+    (R, n, H, K), V = raw.q.shape, raw.v.shape[-1]
+    widths = {"p_unit_q": (K,), "p_unit_k": (K,), "p_alpha": (K,), "p_w": (V,), "p_rho": ()}
+    out = {name: raw.q.new_empty(R * H, n, *width) for name, width in widths.items()}
+    arguments = _table_arguments(raw, options) | {"p_v": raw.v.contiguous()} | out
+    return Launch(words_tables_kernel, (R * H,), arguments, num_warps=4)
+
+
+def tables(raw: Any, options: Any) -> list[Tensor]:
+    """As :func:`ckda.ops.words.torch_tables`."""
+    launch = _tables_launch(raw, options)
+    launch()
+    return [launch.arguments[name] for name in ("p_unit_q", "p_unit_k", "p_alpha", "p_w", "p_rho")]
+
+
+def _tables_backward_launch(sums: Tensor, raw: Any, options: Any) -> Launch:
+    like = {"p_dq": raw.q, "p_dk": raw.k, "p_dv": raw.v, "p_dg": raw.g, "p_dbeta": raw.beta}
+    like |= {"p_dA_log": raw.A_log, "p_ddt_bias": raw.dt_bias}
+    out = {
+        name: None if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
+        for name, x in like.items()
+    }
+    arguments = _table_arguments(raw, options) | {"p_sums": sums.contiguous(), "W": sums.shape[-1]} | out
+    R, _, H, _ = raw.q.shape
+    return Launch(words_tables_backward_kernel, (R * H,), arguments, num_warps=4)
+
+
+def tables_backward(sums: Tensor, raw: Any, options: Any) -> list[Tensor | None]:
+    """As :func:`ckda.ops.words.torch_tables_backward`."""
+    launch = _tables_backward_launch(sums, raw, options)
+    launch()
+    names = ("p_dq", "p_dk", "p_dv", "p_dg", "p_dbeta", "p_dA_log", "p_ddt_bias")
+    return [launch.arguments[name] for name in names]
+
+
+def launches(raw: Any, options: Any, tokens: Tensor) -> list[Launch]:
+    """All launches: for compiling, not for running."""
+    from ckda.ops.words import Tables
+
+    making = _tables_launch(raw, options)
+    x = Tables(*(making.arguments[name] for name in ("p_unit_q", "p_unit_k", "p_alpha", "p_w", "p_rho")))
     o, r = _outputs(x, tokens)
-    return [forward_launch(x, tokens, o, r), backward_launch(o, r, x, tokens, _rows(x, tokens))]
+    rows = _rows(x, tokens)
+    return [
+        making,
+        forward_launch(x, tokens, o, r),
+        backward_launch(o, r, x, tokens, rows),
+        _tables_backward_launch(rows[:, : raw.q.shape[1]], raw, options),
+    ]
