@@ -27,7 +27,7 @@ from ckda.models.tracker import build_tracker
 from ckda.ops import registry
 from ckda.record import write_json
 from ckda.tasks.groups import WordProblem
-from ckda.train import Ensemble, Recipe
+from ckda.train import AdamW, Ensemble, Recipe
 from ckda.train.stacked_linear import stack_linear_layers
 
 #: operations that leave more kernels than one; the sort of the embedding's gradient is an estimate
@@ -76,6 +76,12 @@ class Traffic(TorchDispatchMode):
         return tree_map_only(Tensor, lambda x: torch.zeros(x.shape, dtype=x.dtype), out)
 
 
+def _fused_step(optimizer: AdamW, grads: list[Tensor], lr: Tensor) -> None:
+    with torch.no_grad():
+        optimizer.count += 1
+        optimizer._fused(grads, lr.item())
+
+
 def ensemble_of(group: str, mixer: str, seeds: int, length: int, batch: int, words: bool = True) -> Ensemble:
     """As on a GPU, but on the CPU."""
     task = WordProblem.named(group)
@@ -87,6 +93,7 @@ def ensemble_of(group: str, mixer: str, seeds: int, length: int, batch: int, wor
             layer.backend = "triton"
     if words:
         ComplexKDA.reads_words = lambda layer, tokens: layer._by_symbol()  # type: ignore[method-assign]
+    AdamW.step = _fused_step  # type: ignore[method-assign]
     ensemble.muon.groups = [list(range(len(ensemble.muon.parameters)))]
     return ensemble
 

@@ -85,5 +85,6 @@ class _Stacked(torch.autograd.Function):
             pieces //= 2
         parts = (t.reshape(R * pieces, N // pieces, -1) for t in (dy, x))
         dy_parts, x_parts = parts
-        dweight = torch.bmm(dy_parts.mT, x_parts).unflatten(0, (R, pieces)).sum(1)
+        dweight = torch.bmm(dy_parts.mT, x_parts)
+        dweight = dweight if pieces == 1 else dweight.unflatten(0, (R, pieces)).sum(1)
         return torch.bmm(dy, weight), dweight, dy.sum(1) if ctx.has_bias else None
