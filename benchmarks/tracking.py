@@ -98,7 +98,9 @@ def kernels(program: Program) -> dict[str, Any]:
 
 def show(case: str, length: int, found: dict[str, Any]) -> None:
     print(f"{case}, length {length}: {found['milliseconds']} ms", end="")
-    print(f", {found['kernels']:g} kernels of {found['kernel_microseconds']} us" if "kernels" in found else "", flush=True)
+    print(
+        f", {found['kernels']:g} kernels of {found['kernel_microseconds']} us" if "kernels" in found else "", flush=True
+    )
     for row in found.get("longest", [])[:8]:
         print(f"    {row['microseconds']:9.1f} us {row['count']:6g} x {row['kernel'][:90]}")
 

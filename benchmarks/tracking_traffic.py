@@ -28,7 +28,7 @@ from ckda.ops import registry
 from ckda.record import write_json
 from ckda.tasks.groups import WordProblem
 from ckda.train import AdamW, Ensemble, Recipe
-from ckda.train.stacked_linear import stack_linear_layers
+from ckda.layers.stacked_linear import stack_linear_layers
 
 #: operations that leave more kernels than one; the sort of the embedding's gradient is an estimate
 KERNELS = {"embedding_dense_backward": 12, "baddbmm": 2}
@@ -58,7 +58,7 @@ class Traffic(TorchDispatchMode):
         short = name.split("::")[1]
         known = {x.untyped_storage()._cdata for x in inputs}
         view = outputs and not func._schema.is_mutable and all(x.untyped_storage()._cdata in known for x in outputs)
-        if short in FREE or view or not outputs and not func._schema.is_mutable:
+        if short in FREE or view or not (outputs or func._schema.is_mutable):
             return out
         moved = sum(map(size, inputs)) + sum(map(size, outputs))
         if name in ("ckda::complex_kda_backward", "ckda::words_backward"):
@@ -98,7 +98,9 @@ def ensemble_of(group: str, mixer: str, seeds: int, length: int, batch: int, wor
     return ensemble
 
 
-def count(group: str, mixer: str, seeds: int, length: int, batch: int, words: bool = True) -> list[tuple[str, int, int]]:
+def count(
+    group: str, mixer: str, seeds: int, length: int, batch: int, words: bool = True
+) -> list[tuple[str, int, int]]:
     """(operation and its largest shape, bytes, kernels) of one update, in order."""
     ensemble = ensemble_of(group, mixer, seeds, length, batch, words)
     for _ in range(2):  # the first makes what is made once
@@ -108,7 +110,9 @@ def count(group: str, mixer: str, seeds: int, length: int, batch: int, words: bo
     return traffic.found
 
 
-def account(group: str, mixer: str, seeds: int, length: int, batch: int, words: bool = True) -> dict[str, dict[str, float]]:
+def account(
+    group: str, mixer: str, seeds: int, length: int, batch: int, words: bool = True
+) -> dict[str, dict[str, float]]:
     """Operation -> its kernels and gigabytes in one update: from two small batches along a straight line."""
     small, more = (count(group, mixer, seeds, length, size, words) for size in SMALL)
     rows: dict[str, dict[str, float]] = defaultdict(lambda: {"kernels": 0, "gigabytes": 0.0})

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ckda.layers.mixers import MIXERS, build_mixer
-from ckda.ops.words import rows_of
+from ckda.layers.readout import bias_gelu, norm_of_words
+from ckda.layers.stacked_linear import product
 from ckda.theory.finite_groups import FiniteGroup, from_table, hamilton, isomorphism
 
 if TYPE_CHECKING:
@@ -48,16 +49,14 @@ class Tracker(nn.Module):
         A             [n, H, K, K] the transition on each input symbol (likewise)
         """
         if hasattr(self.mixer, "reads_words") and self.mixer.reads_words(tokens):
-            table = self.embedding.weight
-            x, o = rows_of(table, tokens), self.mixer.read_words(table, tokens)
-            y = self.mixer.write_out_words(o, table, tokens)
+            o = self.mixer.read_words(self.embedding.weight, tokens)
+            logits = self._decode_words(o, tokens)
         else:
             x = self.embedding(tokens)
             if not trace:
                 return self.decode(x + self.mixer(x))
             o = self.mixer.read(x)
-            y = self.mixer.write_out(o, x)
-        logits = self.decode(x + y)
+            logits = self.decode(x + self.mixer.write_out(o, x))
         return (logits, {"x": tokens, "o": o} | self.symbols()) if trace else logits
 
     def symbols(self) -> dict[str, Tensor]:
@@ -83,6 +82,13 @@ class Tracker(nn.Module):
     def decode(self, x: Tensor) -> Tensor:
         """From the residual stream [..., width] to logits."""
         return self.classifier(self.readout(self.norm(x)))
+
+    def _decode_words(self, o: Tensor, tokens: Tensor) -> Tensor:
+        """:meth:`decode` after the mixer's readout o [B, T, H, V], in fewer and larger kernels."""
+        table, first = self.embedding.weight, self.readout[0]
+        y = self.mixer.write_out_words(o, table, tokens)
+        z = norm_of_words(y, table, tokens, self.norm.weight, self.norm.bias, self.norm.eps)
+        return self.classifier(bias_gelu(product(z, first.weight), first.bias))
 
     def uses_muon(self, name: str, parameter: Tensor) -> bool:
         """Muon takes every matrix but the embedding and the classifier; AdamW takes the rest."""

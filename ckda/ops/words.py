@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ckda.ops.call import Call, Prepared, Raw, prepare, prepare_backward
 
-__all__ = ["complex_kda_words", "rows_of", "sum_by_symbol", "torch_backward", "torch_forward"]
+__all__ = ["complex_kda_words", "fold_mapped", "rows_of", "sum_by_symbol", "torch_backward", "torch_forward"]
 
 _PIECES = 64  # at most: the tokens of a replica are cut into so many, whose sums fill the device
 
@@ -70,12 +70,12 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, *arguments: Tensor) -> tuple[Tensor, int]:
-        rows = _Rows.apply(*_folded(info.batch_size, in_dims, arguments))
+        rows = _Rows.apply(*fold_mapped(info.batch_size, in_dims, arguments))
         return rows.unflatten(0, (info.batch_size, -1)), 0
 
 
-def _folded(size: int, in_dims: tuple, arguments: tuple) -> list[Any]:
-    """The arguments of a mapped call with the mapped axis joined to their first; what is no tensor stays."""
+def fold_mapped(size: int, in_dims: tuple, arguments: tuple) -> list[Any]:
+    """The arguments of a call that vmap maps, the mapped axis joined to their first; what is no tensor stays."""
 
     def fold(x: Any, dim: int | None) -> Any:
         if not isinstance(x, Tensor):
@@ -183,9 +183,7 @@ def _backward(
 
 
 @_backward.register_fake
-def _(
-    do: Tensor, r: Tensor, q: Tensor, k: Tensor, alpha: Tensor, v: Tensor, rho: Tensor, tokens: Tensor
-) -> Tensor:
+def _(do: Tensor, r: Tensor, q: Tensor, k: Tensor, alpha: Tensor, v: Tensor, rho: Tensor, tokens: Tensor) -> Tensor:
     R, B, T, H, V = do.shape
     return do.new_empty(R, B * T, width(H, q.shape[-1], V))
 
@@ -226,7 +224,8 @@ def _symbols_first(x: Any, R: int) -> Tensor:
 
 def _as_call(x: RawTables, options: Options) -> tuple[Call, Raw]:
     """The tables as one sequence of n tokens with R * H heads."""
-    raw = Raw(*map(_heads_first, (x.q, x.k, x.v, x.g, x.beta.unsqueeze(-1))), None, None, None)
+    q, k, v, g, beta = map(_heads_first, (x.q, x.k, x.v, x.g, x.beta.unsqueeze(-1)))
+    raw = Raw(q, k, v, g, beta, None, None, None)
     call = Call(
         q=raw.q,
         k=raw.k,
@@ -371,5 +370,5 @@ class _Words(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple, *arguments: Any) -> tuple[tuple, tuple]:
         size = info.batch_size
         dims = (*in_dims[:8], None)  # the options are a tuple, and are not mapped
-        o, *rest = _Words.apply(*_folded(size, dims, arguments))
+        o, *rest = _Words.apply(*fold_mapped(size, dims, arguments))
         return (o.unflatten(0, (size, -1)), *rest), (0, *(None for _ in rest))

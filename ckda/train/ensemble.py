@@ -20,7 +20,7 @@ from ckda.record import write_bytes
 from ckda.tasks import PenalizedTask, Task
 from ckda.train.optimizers import AdamW, Muon
 from ckda.train.recipe import Recipe
-from ckda.train.stacked_linear import stack_linear_layers
+from ckda.layers.stacked_linear import stack_linear_layers
 
 __all__ = ["Ensemble"]
 

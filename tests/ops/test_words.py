@@ -76,7 +76,9 @@ def test_rows_are_an_embedding():
 def test_sums_are_the_same_bits_again():
     rows, tokens = torch.randn(2, 640, 48), torch.randint(7, (2, 640))
     assert torch.equal(sum_by_symbol(rows, tokens, 7), sum_by_symbol(rows, tokens, 7))
-    exact = torch.stack([torch.zeros(7, 48).double().index_add(0, t, x.double()) for x, t in zip(rows, tokens, strict=True)])
+    exact = torch.stack(
+        [torch.zeros(7, 48).double().index_add(0, t, x.double()) for x, t in zip(rows, tokens, strict=True)]
+    )
     torch.testing.assert_close(sum_by_symbol(rows, tokens, 7).double(), exact, rtol=1e-5, atol=1e-4)
 
 

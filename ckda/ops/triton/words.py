@@ -1,8 +1,8 @@
 """The kernels of :mod:`ckda.ops.words`: one program a word and head, the state in registers, rows of tables looked up by symbol.
 
 The formulas are those of :mod:`ckda.ops.triton.recurrent`. What depends on the symbol alone (norms, gates) is in the tables
-already, so that a token costs little but its products. In the forward pass and in the pass from the last token the sums run
-over K, and a thread holds many channels of one column; in the pass from the first token they run over V, and it holds S^T.
+already, so that a token costs little but its products. A thread holds neighbours along the axis that most sums run over: K in
+the forward pass and in the pass from the last token, whose states are held as S^T, and V in the pass from the first.
 
 Everything is float32. Each number is written once.
 """
@@ -19,6 +19,17 @@ from ckda.ops.triton.recurrent import _head
 from ckda.ops.triton.tile import alpha_gate, gate_gradient, learning_rate
 
 __all__ = ["backward", "forward", "launches", "tables", "tables_backward"]
+
+
+@triton.jit
+def _empty_state(p_any, T, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Zeros [ROWS, COLUMNS], spread over the threads as a tile of memory: four neighbours of a row each.
+
+    They are loaded, from nowhere, for it is loads that this compiler lays out so; zeros it lays out one by one, and then what
+    is looked up takes four times as many instructions.
+    """
+    offset = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    return tl.load(p_any + offset, mask=offset + T < 0, other=0.0)
 
 
 @triton.jit
@@ -47,7 +58,7 @@ def words_kernel(
     m_channel, m_value = b_channel < K, b_value < V
     o_v = (i_n.to(tl.int64) * T * H + i_h) * V + b_value
     p_letter = p_tokens + i_n.to(tl.int64) * T
-    b_S = tl.zeros([BK, BV], tl.float32)
+    b_S = _empty_state(p_q, T, BV, BK)
     for t in range(T):
         row = first + tl.load(p_letter + t).to(tl.int32)
         b_q = tl.load(p_q + row * K + b_channel, mask=m_channel, other=0.0)
@@ -55,10 +66,10 @@ def words_kernel(
         b_alpha = tl.load(p_alpha + row * K + b_channel, mask=m_channel, other=0.0)
         b_r = tl.load(p_v + row * V + b_value, mask=m_value, other=0.0)
         b_rho = tl.load(p_rho + row)
-        b_S *= b_alpha[:, None]
-        b_r -= tl.sum(b_S * b_k[:, None], 0)
-        b_S += b_k[:, None] * (b_r * b_rho)[None, :]
-        tl.store(p_o + o_v, tl.sum(b_S * b_q[:, None], 0), mask=m_value)
+        b_S *= b_alpha[None, :]
+        b_r -= tl.sum(b_S * b_k[None, :], 1)
+        b_S += (b_r * b_rho)[:, None] * b_k[None, :]
+        tl.store(p_o + o_v, tl.sum(b_S * b_q[None, :], 1), mask=m_value)
         tl.store(p_r + o_v, b_r, mask=m_value)
         o_v += H * V
 
@@ -99,7 +110,7 @@ def words_backward_kernel(
     p_dlog = p_dk + H * K
     p_dv = p_rows + begin * W + 3 * H * K + i_h * V
     p_drho = p_rows + begin * W + 3 * H * K + H * V + i_h
-    b_E = tl.zeros([BK, BV], tl.float32)
+    b_E = _empty_state(p_q, T, BV, BK)
     for step in range(T):
         t = T - 1 - step
         row = first + tl.load(p_letter + t).to(tl.int32)
@@ -110,14 +121,14 @@ def words_backward_kernel(
         b_do = tl.load(p_do + t * (H * V) + b_value, mask=m_value, other=0.0)
         b_r = tl.load(p_r + t * (H * V) + b_value, mask=m_value, other=0.0)
         # without q do^T, this token's own readout, whose part is added below
-        tl.store(p_Eu + t * (H * K) + b_channel, tl.sum(b_E * (b_r * b_rho)[None, :], 1), mask=m_channel)
-        b_E += b_q[:, None] * b_do[None, :]
-        b_du = tl.sum(b_E * b_k[:, None], 0)
+        tl.store(p_Eu + t * (H * K) + b_channel, tl.sum(b_E * (b_r * b_rho)[:, None], 0), mask=m_channel)
+        b_E += b_do[:, None] * b_q[None, :]
+        b_du = tl.sum(b_E * b_k[None, :], 1)
         b_dr = b_du * b_rho
         tl.store(p_drho + t * W, tl.sum(b_du * b_r, 0))
         tl.store(p_dv + t * W + b_value, b_dr, mask=m_value)
-        b_E = (b_E - b_k[:, None] * b_dr[None, :]) * b_alpha[:, None]
-    b_S = tl.zeros([BV, BK], tl.float32)
+        b_E = (b_E - b_dr[:, None] * b_k[None, :]) * b_alpha[None, :]
+    b_S = _empty_state(p_q, T, BK, BV)
     b_Z = tl.zeros([BK], tl.float32)
     tl.debug_barrier()  # what the first loop wrote is read by other threads now
     for t in range(T):
@@ -130,14 +141,14 @@ def words_backward_kernel(
         b_dr = tl.load(p_dv + t * W + b_value, mask=m_value, other=0.0)
         b_Eu = tl.load(p_Eu + t * (H * K) + b_channel, mask=m_channel, other=0.0)
         tl.store(p_dlog + t * W + b_channel, b_Z, mask=m_channel)
-        b_S *= b_alpha[None, :]
-        b_dq = tl.sum(b_S * b_do[:, None], 0)
-        b_dk = -tl.sum(b_S * b_dr[:, None], 0)
+        b_S *= b_alpha[:, None]
+        b_dq = tl.sum(b_S * b_do[None, :], 1)
+        b_dk = -tl.sum(b_S * b_dr[None, :], 1)
         b_Z -= b_q * b_dq + b_k * (b_dk - b_Eu)
         b_own = tl.sum(b_u * b_do, 0)
         tl.store(p_dq + t * W + b_channel, b_dq + b_k * b_own, mask=m_channel)
         tl.store(p_dk + t * W + b_channel, b_dk + b_Eu + b_q * b_own, mask=m_channel)
-        b_S += b_u[:, None] * b_k[None, :]
+        b_S += b_k[:, None] * b_u[None, :]
 
 
 # Tables -----------------------------------------------------------------------------------------------------------------
@@ -340,8 +351,15 @@ def backward(do: Tensor, r: Tensor, x: Any, tokens: Tensor) -> Tensor:
 
 
 def _table_arguments(raw: Any, options: Any) -> dict[str, Any]:
-    (R, n, H, K), V = raw.q.shape, raw.v.shape[-1]
-    named = {"p_q": raw.q, "p_k": raw.k, "p_g": raw.g, "p_beta": raw.beta, "p_A_log": raw.A_log, "p_dt_bias": raw.dt_bias}
+    (_, n, H, K), V = raw.q.shape, raw.v.shape[-1]
+    named = {
+        "p_q": raw.q,
+        "p_k": raw.k,
+        "p_g": raw.g,
+        "p_beta": raw.beta,
+        "p_A_log": raw.A_log,
+        "p_dt_bias": raw.dt_bias,
+    }
     return {name: None if x is None else x.contiguous() for name, x in named.items()} | {
         "n": n,
         "scale": options.scale,

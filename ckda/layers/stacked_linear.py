@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-__all__ = ["stack_linear_layers", "stacked_linear"]
+__all__ = ["product", "stack_linear_layers", "stacked_linear"]
 
 _PIECES = 64  # at most; each replica's tokens are cut into so many
 
@@ -26,6 +26,17 @@ def stack_linear_layers(model: nn.Module) -> None:
 
 def _forward(layer: nn.Linear, x: Tensor) -> Tensor:
     return _Linear.apply(x, layer.weight, layer.bias)
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """x [..., d], weight [e, d] -> x weight^T, [..., e]; mapped over replicas by :func:`stacked_linear`.
+
+    Example:
+        >>> x, weight = torch.randn(4, 2), torch.randn(3, 2)
+        >>> torch.equal(product(x, weight), x @ weight.T)
+        True
+    """
+    return _Linear.apply(x, weight, None)
 
 
 class _Linear(torch.autograd.Function):
