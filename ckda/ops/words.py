@@ -359,6 +359,8 @@ class _Words(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple:
+        if grads[0] is None:
+            return (None,) * 9
         *tensors, tokens = ctx.saved_tensors[:8]
         r, *tables = ctx.saved_tensors[8:]
         rows = torch.ops.ckda.words_backward(grads[0].contiguous(), r, *tables, tokens)
