@@ -32,7 +32,7 @@ from ckda.train import AdamW, Ensemble, Recipe
 from ckda.layers.stacked_linear import stack_linear_layers
 
 #: operations that leave more kernels than one; the sort of the embedding's gradient is an estimate
-KERNELS = {"embedding_dense_backward": 12, "baddbmm": 2}
+KERNELS = {"embedding_dense_backward": 12, "baddbmm": 2, "sum_by_symbol": 2}
 #: the backward recurrences read their inputs twice, and write and read so many more tensors like do on the way
 SCRATCH = {"complex_kda_backward": 4, "words_backward": 3}
 SMALL = (64, 128)  # words

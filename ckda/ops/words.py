@@ -19,6 +19,16 @@ __all__ = ["complex_kda_words", "fold_mapped", "rows_of", "sum_by_symbol", "torc
 _PIECES = 64  # at most: the tokens of a replica are cut into so many, whose sums fill the device
 
 
+def _by_kernel(tokens: Tensor) -> bool:
+    return tokens.is_cuda
+
+
+def _kernels() -> Any:
+    from ckda.ops.triton import words
+
+    return words
+
+
 # Tables looked up -----------------------------------------------------------------------------------------------------
 
 
@@ -29,6 +39,11 @@ def sum_by_symbol(rows: Tensor, tokens: Tensor, num_symbols: int) -> Tensor:
         >>> sum_by_symbol(torch.tensor([[[1.0], [2.0], [4.0]]]), torch.tensor([[2, 0, 2]]), 3).flatten().tolist()
         [2.0, 0.0, 5.0]
     """
+    return torch.ops.ckda.sum_by_symbol(rows, tokens, num_symbols)
+
+
+def torch_sum_by_symbol(rows: Tensor, tokens: Tensor, num_symbols: int) -> Tensor:
+    """:func:`sum_by_symbol` as a product with ones and zeros, in pieces that fill a device."""
     R, N, D = rows.shape
     pieces = _PIECES
     while N % pieces:
@@ -36,6 +51,18 @@ def sum_by_symbol(rows: Tensor, tokens: Tensor, num_symbols: int) -> Tensor:
     is_symbol = (tokens.unsqueeze(-1) == torch.arange(num_symbols, device=tokens.device)).to(rows.dtype)
     left, right = (x.reshape(R * pieces, N // pieces, -1) for x in (is_symbol, rows))
     return torch.bmm(left.mT, right).view(R, pieces, num_symbols, D).sum(1)
+
+
+@torch.library.custom_op("ckda::sum_by_symbol", mutates_args=())
+def _sum_by_symbol(rows: Tensor, tokens: Tensor, num_symbols: int) -> Tensor:
+    if rows.is_cuda and rows.dtype == torch.float32 and num_symbols <= _kernels().MOST_SYMBOLS:
+        return _kernels().sum_by_symbol(rows, tokens, num_symbols)
+    return torch_sum_by_symbol(rows, tokens, num_symbols)
+
+
+@_sum_by_symbol.register_fake
+def _(rows: Tensor, tokens: Tensor, num_symbols: int) -> Tensor:
+    return rows.new_empty(len(rows), num_symbols, rows.shape[-1])
 
 
 def rows_of(table: Tensor, tokens: Tensor) -> Tensor:
@@ -150,16 +177,6 @@ def _looked_up(table: Tensor, tokens: Tensor) -> Tensor:
     R = len(tokens)
     by_replica = table.unflatten(0, (R, -1)).transpose(1, 2)  # [R, n, H, ...]
     return torch.stack([rows[symbols] for rows, symbols in zip(by_replica, tokens, strict=True)])
-
-
-def _by_kernel(tokens: Tensor) -> bool:
-    return tokens.is_cuda
-
-
-def _kernels() -> Any:
-    from ckda.ops.triton import words
-
-    return words
 
 
 @torch.library.custom_op("ckda::words", mutates_args=())

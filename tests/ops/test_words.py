@@ -17,6 +17,7 @@ from ckda.ops.words import (
     sum_by_symbol,
     torch_backward,
     torch_forward,
+    torch_sum_by_symbol,
     torch_tables,
     torch_tables_backward,
 )
@@ -109,6 +110,9 @@ def check_kernels(device, R, B, T, H, n, K, V, gate, beta_range, normalize):
     do, num = torch.randn_like(o), H * (3 * K + V + 1)
     found = words.backward(do, r, Tables(*tables), tokens)[..., :num]
     close(found, torch_backward(do.double(), wanted_r, x, tokens)[..., :num], atol=1e-3)
+    rows = torch.randn(R, 70, 50, device=device)
+    letters = torch.randint(n, (R, 70), device=device)
+    close(words.sum_by_symbol(rows, letters, n), torch_sum_by_symbol(rows.double(), letters, n))
     sums = torch.randn(R, n, words._rows(x, tokens).shape[-1], device=device)
     parts = words.tables_backward(sums, raw, options)
     for a, b in zip(parts, torch_tables_backward(sums.double(), exact, options), strict=True):

@@ -18,7 +18,7 @@ from ckda.ops.triton.launch import Launch, power_of_two
 from ckda.ops.triton.recurrent import _head
 from ckda.ops.triton.tile import alpha_gate, gate_gradient, learning_rate
 
-__all__ = ["backward", "forward", "launches", "tables", "tables_backward"]
+__all__ = ["backward", "forward", "launches", "sum_by_symbol", "tables", "tables_backward"]
 
 
 @triton.jit
@@ -149,6 +149,39 @@ def words_backward_kernel(
         tl.store(p_dq + t * W + b_channel, b_dq + b_k * b_own, mask=m_channel)
         tl.store(p_dk + t * W + b_channel, b_dk + b_Eu + b_q * b_own, mask=m_channel)
         b_S += b_k[:, None] * b_u[None, :]
+
+
+# Sums by symbol ---------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def words_sum_kernel(
+    p_rows,  # [R, N, D]
+    p_tokens,  # [R, N]
+    p_parts,  # out [R, programs, n, D]
+    N,
+    size,
+    n,
+    D: tl.constexpr,
+    BS: tl.constexpr,
+    BD: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """The sums of each symbol's rows over `size` tokens, BD columns; one after the other."""
+    i_d, i_p, i_r = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    o_d, b_symbol = i_d * BD + tl.arange(0, BD), tl.arange(0, BS)
+    m_d = o_d < D
+    last = tl.minimum((i_p + 1) * size, N)
+    b_sum = tl.zeros([BS, BD], tl.float32)
+    for begin in range(i_p * size, last, UNROLL):
+        for step in tl.static_range(UNROLL):
+            inside = begin + step < last
+            token = i_r * N + begin + step
+            symbol = tl.load(p_tokens + token, mask=inside, other=-1).to(tl.int32)
+            b_row = tl.load(p_rows + token * D + o_d, mask=m_d & inside, other=0.0)
+            b_sum += (b_symbol == symbol).to(tl.float32)[:, None] * b_row[None, :]
+    part = (i_r * tl.num_programs(1) + i_p) * n + b_symbol
+    tl.store(p_parts + part[:, None] * D + o_d[None, :], b_sum, mask=(b_symbol < n)[:, None] & m_d[None, :])
 
 
 # Tables -----------------------------------------------------------------------------------------------------------------
@@ -412,6 +445,28 @@ def tables_backward(sums: Tensor, raw: Any, options: Any) -> list[Tensor | None]
     return [launch.arguments[name] for name in names]
 
 
+MOST_SYMBOLS = 32  # for whose sums a program has the registers
+_PROGRAMS = 384  # pieces of all replicas together, for each block of columns: enough to fill a device
+
+
+def _sum_launch(rows: Tensor, tokens: Tensor, num_symbols: int) -> Launch:
+    R, N, D = rows.shape
+    pieces = max(1, min(128, _PROGRAMS // R, N // 32))
+    arguments = {"p_rows": rows.contiguous(), "p_tokens": tokens.contiguous()}
+    arguments["p_parts"] = rows.new_empty(R, pieces, num_symbols, D)
+    BS = max(8, triton.next_power_of_2(num_symbols))
+    BD = min(1024 // BS, max(32, triton.next_power_of_2(D)))
+    arguments |= {"N": N, "size": -(-N // pieces), "n": num_symbols, "D": D, "BS": BS, "BD": BD, "UNROLL": 8}
+    return Launch(words_sum_kernel, (-(-D // BD), pieces, R), arguments, num_warps=1)
+
+
+def sum_by_symbol(rows: Tensor, tokens: Tensor, num_symbols: int) -> Tensor:
+    """As :func:`ckda.ops.words.sum_by_symbol`, for at most MOST_SYMBOLS."""
+    launch = _sum_launch(rows, tokens, num_symbols)
+    launch()
+    return launch.arguments["p_parts"].sum(1)
+
+
 def launches(raw: Any, options: Any, tokens: Tensor) -> list[Launch]:
     """All launches: for compiling, not for running."""
     from ckda.ops.words import Tables
@@ -424,5 +479,6 @@ def launches(raw: Any, options: Any, tokens: Tensor) -> list[Launch]:
         making,
         forward_launch(x, tokens, o, r),
         backward_launch(o, r, x, tokens, rows),
+        _sum_launch(rows, tokens.flatten(1), raw.q.shape[1]),
         _tables_backward_launch(rows[:, : raw.q.shape[1]], raw, options),
     ]
