@@ -169,7 +169,7 @@ def words_sum_kernel(
 ):
     """The sums of each symbol's rows over `size` tokens, BD columns; one after the other."""
     i_d, i_p, i_r = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    o_d, b_symbol = i_d * BD + tl.arange(0, BD), tl.arange(0, BS)
+    o_d, b_symbol = i_d * BD + tl.arange(0, BD)[None, :], tl.arange(0, BS)[:, None]
     m_d = o_d < D
     last = tl.minimum((i_p + 1) * size, N)
     b_sum = tl.zeros([BS, BD], tl.float32)
@@ -179,9 +179,9 @@ def words_sum_kernel(
             token = i_r * N + begin + step
             symbol = tl.load(p_tokens + token, mask=inside, other=-1).to(tl.int32)
             b_row = tl.load(p_rows + token * D + o_d, mask=m_d & inside, other=0.0)
-            b_sum += (b_symbol == symbol).to(tl.float32)[:, None] * b_row[None, :]
+            b_sum += (b_symbol == symbol).to(tl.float32) * b_row
     part = (i_r * tl.num_programs(1) + i_p) * n + b_symbol
-    tl.store(p_parts + part[:, None] * D + o_d[None, :], b_sum, mask=(b_symbol < n)[:, None] & m_d[None, :])
+    tl.store(p_parts + part * D + o_d, b_sum, mask=(b_symbol < n) & m_d)
 
 
 # Tables -----------------------------------------------------------------------------------------------------------------
