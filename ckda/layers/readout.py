@@ -73,9 +73,7 @@ def _norm_backward(
 
 
 @_norm_backward.register_fake
-def _(
-    dz: Tensor, y: Tensor, table: Tensor, tokens: Tensor, weight: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
+def _(dz: Tensor, y: Tensor, table: Tensor, tokens: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return torch.empty_like(y, memory_format=torch.contiguous_format), y.new_empty(len(y), 2, y.shape[-1])
 
 

@@ -148,9 +148,7 @@ def norm(y: Tensor, table: Tensor, tokens: Tensor, weight: Tensor, bias: Tensor,
     return launch.arguments["p_z"]
 
 
-def _norm_backward_launch(
-    dz: Tensor, y: Tensor, table: Tensor, tokens: Tensor, weight: Tensor, eps: float
-) -> Launch:
+def _norm_backward_launch(dz: Tensor, y: Tensor, table: Tensor, tokens: Tensor, weight: Tensor, eps: float) -> Launch:
     named = {"p_dz": dz, "p_y": y, "p_table": table, "p_tokens": tokens, "p_weight": weight}
     out = {"p_dx": torch.empty_like(y, memory_format=torch.contiguous_format), "p_parts": (2, y.shape[-1])}
     return _launch(norm_backward_kernel, y, named | out | {"n": table.shape[1], "eps": eps})

@@ -96,7 +96,10 @@ def test_adamw_equals_torch():
 
 def test_adamw_in_one_kernel():
     """What a GPU runs, on the CPU, which has that kernel too."""
-    start, grads = [torch.randn(2, 3), torch.randn(2, 4, 5)], [[torch.randn(2, 3), torch.randn(2, 4, 5)] for _ in range(5)]
+    start, grads = (
+        [torch.randn(2, 3), torch.randn(2, 4, 5)],
+        [[torch.randn(2, 3), torch.randn(2, 4, 5)] for _ in range(5)],
+    )
     ours, fused = (AdamW([p.clone() for p in start], weight_decay=0.1) for _ in range(2))
     for g in grads:
         ours.step(g, 0.01)

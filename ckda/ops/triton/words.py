@@ -111,6 +111,10 @@ def words_backward_kernel(
     p_dv = p_rows + begin * W + 3 * H * K + i_h * V
     p_drho = p_rows + begin * W + 3 * H * K + H * V + i_h
     b_E = _empty_state(p_q, T, BV, BK)
+    b_do_next = tl.load(
+        p_do + (T - 1) * (H * V) + b_value, mask=m_value, other=0.0
+    )  # a token ahead: it comes from afar
+    b_r_next = tl.load(p_r + (T - 1) * (H * V) + b_value, mask=m_value, other=0.0)
     for step in range(T):
         t = T - 1 - step
         row = first + tl.load(p_letter + t).to(tl.int32)
@@ -118,8 +122,10 @@ def words_backward_kernel(
         b_k = tl.load(p_k + row * K + b_channel, mask=m_channel, other=0.0)
         b_alpha = tl.load(p_alpha + row * K + b_channel, mask=m_channel, other=0.0)
         b_rho = tl.load(p_rho + row)
-        b_do = tl.load(p_do + t * (H * V) + b_value, mask=m_value, other=0.0)
-        b_r = tl.load(p_r + t * (H * V) + b_value, mask=m_value, other=0.0)
+        b_do, b_r = b_do_next, b_r_next
+        o_next = tl.maximum(t - 1, 0) * (H * V) + b_value
+        b_do_next = tl.load(p_do + o_next, mask=m_value, other=0.0)
+        b_r_next = tl.load(p_r + o_next, mask=m_value, other=0.0)
         # without q do^T, this token's own readout, whose part is added below
         tl.store(p_Eu + t * (H * K) + b_channel, tl.sum(b_E * (b_r * b_rho)[:, None], 0), mask=m_channel)
         b_E += b_do[:, None] * b_q[None, :]
