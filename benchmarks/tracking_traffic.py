@@ -24,12 +24,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ckda.layers import ComplexKDA, parts
 from ckda.layers.gated_norm import gated_norm
+from ckda.layers.stacked_linear import stack_linear_layers
 from ckda.models.tracker import build_tracker
 from ckda.ops import registry
 from ckda.record import write_json
 from ckda.tasks.groups import WordProblem
 from ckda.train import AdamW, Ensemble, Recipe
-from ckda.layers.stacked_linear import stack_linear_layers
 
 #: operations that leave more kernels than one; the sort of the embedding's gradient is an estimate
 KERNELS = {"embedding_dense_backward": 12, "baddbmm": 2, "sum_by_symbol": 2}

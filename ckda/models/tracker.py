@@ -86,6 +86,7 @@ class Tracker(nn.Module):
     def _decode_words(self, o: Tensor, tokens: Tensor) -> Tensor:
         """:meth:`decode` after the mixer's readout o [B, T, H, V], in fewer and larger kernels."""
         table, first = self.embedding.weight, self.readout[0]
+        assert isinstance(first, nn.Linear)
         y = self.mixer.write_out_words(o, table, tokens)
         z = norm_of_words(y, table, tokens, self.norm.weight, self.norm.bias, self.norm.eps)
         return self.classifier(bias_gelu(product(z, first.weight), first.bias))

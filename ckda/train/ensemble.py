@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
+from ckda.layers.stacked_linear import stack_linear_layers
 from ckda.record import write_bytes
 from ckda.tasks import PenalizedTask, Task
 from ckda.train.optimizers import AdamW, Muon
 from ckda.train.recipe import Recipe
-from ckda.layers.stacked_linear import stack_linear_layers
 
 __all__ = ["Ensemble"]
 

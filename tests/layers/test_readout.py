@@ -82,8 +82,8 @@ import json, torch
 from ckda.layers.readout_kernels import launches
 from ckda.ops.triton.compile import compile_launch, resources
 for D in (48, 192):
-    y, table, tokens, weight = torch.empty(3, 100, D), torch.empty(3, 7, D), torch.zeros(3, 100, dtype=torch.long), torch.empty(3, D)
-    for launch in launches(y, table, tokens, weight):
+    y, table, weight = torch.empty(3, 100, D), torch.empty(3, 7, D), torch.empty(3, D)
+    for launch in launches(y, table, torch.zeros(3, 100, dtype=torch.long), weight):
         print(json.dumps([launch.kernel.__name__, resources(compile_launch(launch, 90))._asdict()]))
 """
 

@@ -458,7 +458,7 @@ _PROGRAMS = 384  # pieces of all replicas together, for each block of columns: e
 def _sum_launch(rows: Tensor, tokens: Tensor, num_symbols: int) -> Launch:
     R, N, D = rows.shape
     pieces = max(1, min(128, _PROGRAMS // R, N // 32))
-    arguments = {"p_rows": rows.contiguous(), "p_tokens": tokens.contiguous()}
+    arguments: dict[str, Any] = {"p_rows": rows.contiguous(), "p_tokens": tokens.contiguous()}
     arguments["p_parts"] = rows.new_empty(R, pieces, num_symbols, D)
     BS = max(8, triton.next_power_of_2(num_symbols))
     BD = min(1024 // BS, max(32, triton.next_power_of_2(D)))
