@@ -64,7 +64,12 @@ def _arguments(args: argparse.Namespace, arm: str, seed: int, out: Path) -> argp
         "out": out,
     }
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    words += ["--no-verify", "--json"] + ["--compile"] * args.compile + ["--smoke"] * args.smoke
+    words += (
+        ["--no-verify", "--json"]
+        + ["--compile"] * args.compile
+        + ["--no-graph"] * (not args.graph)
+        + ["--smoke"] * args.smoke
+    )
     parser = argparse.ArgumentParser()
     cli.add_train(parser)
     return parser.parse_args(words)
@@ -201,13 +206,16 @@ def _trainer(
     config = config_of(model, backend=backend)
     values = {"steps": 10**6, "dtype": "bf16" if device == "cuda" else "fp32", "lr": 1e-4, "warmup": 10}
     world = World(0, 1, torch.device(device, 0) if device == "cuda" else torch.device(device))
-    options = Options(compile=args.compile)
+    options = Options(compile=args.compile, graph=args.graph, checkpointing=args.checkpointing)
     return Trainer(lambda: ComplexKDAForCausalLM(config), data, Recipe(**values | recipe), out, world, options)
 
 
 def profile(args: argparse.Namespace, out: Path) -> None:
-    """Variants in turns, several rounds, so that a drifting clock hits all alike; medians and ratios."""
-    from ckda.lm.profile import measure
+    """Variants in turns, several rounds, so that a drifting clock hits all alike; medians and ratios.
+
+    How busy the GPU is comes last: a profiler that has run once may go on slowing launches.
+    """
+    from ckda.lm.profile import busy_fraction, measure
     from ckda.ops import BACKENDS
 
     device = pick_device(args.device)
@@ -220,7 +228,9 @@ def profile(args: argparse.Namespace, out: Path) -> None:
         ("ckda", "fla"),
         ("kda", "fla"),
     ]
-    variants, rounds, skipped = {}, {}, {}
+    began = time.perf_counter()
+    variants: dict[str, dict[str, Any]] = {}
+    trainers, skipped = {}, {}
     for arm, backend in wanted:
         name = arm if backend == "auto" else f"{arm} on {backend}"
         if backend != "auto" and backend not in BACKENDS:
@@ -228,39 +238,33 @@ def profile(args: argparse.Namespace, out: Path) -> None:
             continue
         if args.arms and arm not in args.arms.split(","):
             continue
+        before = torch.cuda.memory_allocated() / 2**30 if device == "cuda" else 0.0  # of the trainers that wait
+        sizes = {"length": args.length, "batch": args.batch, "micro": args.micro}
         try:
-            trainer = _trainer(
-                args,
-                args.data,
-                f"{size}:{arm}",
-                backend,
-                device,
-                out,
-                length=args.length,
-                batch=args.batch,
-                micro=args.micro,
-            )
-            first = measure(trainer, warmup=args.steps // 2 + 3, steps=args.steps)
+            trainer = _trainer(args, args.data, f"{size}:{arm}", backend, device, out, **sizes)
+            first = measure(trainer, steps=args.steps, profile=False)
         except (ValueError, RuntimeError, ImportError) as error:
             skipped[name] = f"{type(error).__name__}: {str(error)[:300]}"
             print(f"{name}: {skipped[name]}", file=sys.stderr)
             continue
-        variants[name], rounds[name] = first, []
-        print(f"{name}: {first['tokens_per_second']:,.0f} tokens/s, busy {first.get('busy')}", file=sys.stderr)
-        variants[name]["trainer"] = trainer
-        del trainer
+        if first["memory_gib"] is not None:
+            first["memory_gib"] -= before
+        variants[name], trainers[name] = first | {"rounds_tokens_per_second": []}, trainer
+        how = "recorded" if first["recorded"] else f"kernel by kernel ({first['eager_because']})"
+        print(f"{name}: {first['tokens_per_second']:,.0f} tokens/s, {how}", file=sys.stderr)
         gc.collect()
         if device == "cuda":
             torch.cuda.empty_cache()
-    for _ in range(args.rounds):
-        for name in variants:
-            again = measure(variants[name]["trainer"], warmup=3, steps=args.steps, profile=False)
-            rounds[name].append(again["tokens_per_second"])
-    for name, values in rounds.items():
-        variants[name].pop("trainer")
-        variants[name]["rounds_tokens_per_second"] = values
-        speeds = sorted(values or [variants[name]["tokens_per_second"]])
-        variants[name]["median_tokens_per_second"] = speeds[len(speeds) // 2]
+    for number in range(args.rounds):
+        for name, trainer in trainers.items():
+            again = measure(trainer, warmup=2, steps=args.steps, profile=False)
+            variants[name]["rounds_tokens_per_second"].append(again["tokens_per_second"])
+        print(f"round {number + 1} of {args.rounds}, {time.perf_counter() - began:.0f} s", file=sys.stderr)
+    for name, one in variants.items():
+        one |= busy_fraction(trainers[name])
+        speeds = sorted(one["rounds_tokens_per_second"] or [one["tokens_per_second"]])
+        median = one["median_tokens_per_second"] = speeds[len(speeds) // 2]
+        one["median_mfu"] = None if one["mfu"] is None else one["mfu"] * median / one["tokens_per_second"]
 
     def ratio(a: str, b: str) -> float | None:
         have = a in variants and b in variants
@@ -272,6 +276,8 @@ def profile(args: argparse.Namespace, out: Path) -> None:
         "length": args.length,
         "batch": args.batch,
         "compile": args.compile,
+        "graph": args.graph,
+        "seconds": round(time.perf_counter() - began, 1),
         "variants": variants,
         "skipped": skipped,
         "ckda_over_kda": ratio("ckda", "kda"),
@@ -281,8 +287,9 @@ def profile(args: argparse.Namespace, out: Path) -> None:
     write_json(out / "profile.json", result)
     for name, one in variants.items():
         busy = "-" if one.get("busy") is None else f"{100 * one['busy']:.1f}%"
-        mfu = "-" if one["mfu"] is None else f"{100 * one['mfu']:.1f}%"
-        print(f"{name:<20} {one['median_tokens_per_second']:>12,.0f} tokens/s  MFU {mfu}  GPU busy {busy}")
+        mfu = "-" if one["median_mfu"] is None else f"{100 * one['median_mfu']:.1f}%"
+        how = "recorded" if one["recorded"] else "kernel by kernel"
+        print(f"{name:<20} {one['median_tokens_per_second']:>12,.0f} tokens/s  MFU {mfu}  GPU busy {busy}  {how}")
     print(f"CKDA / KDA {result['ckda_over_kda']}, CKDA / CKDA on FLA {result['ckda_over_ckda_on_fla']}")
 
 
@@ -309,8 +316,6 @@ def large(args: argparse.Namespace, out: Path) -> None:
         steps=20,
         lr=4e-4,
     )
-    if args.checkpointing:
-        trainer.plain.gradient_checkpointing_enable()
     losses = []
     began = time.perf_counter()
     from ckda.lm.train import prefetched
@@ -365,6 +370,7 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=10**9, help="updates between checkpoints that stay")
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--no-graph", dest="graph", action="store_false", help="launch kernels one by one")
     parser.add_argument("--time-limit", type=float, default=float("inf"), help="seconds of the whole call")
     parser.add_argument(
         "--steps", type=int, default=20, help="profile: timed updates a round; large: 0 skips the timing"

@@ -172,10 +172,12 @@ class ComplexKDA(nn.Module):
         out: dict[str, Any] = {}
         new_past: dict[str, Tensor] = {}
         for name, projection in (("q", self.q_proj), ("k", self.k_proj), ("v", self.v_proj)):
-            y = projection(x)
+            y, activate = projection(x), name in self.activate
             if name in self.convolutions:
-                y, new_past[name] = self.convolutions[name](y, past.get(name), cu_seqlens)
-            out[name] = (silu(y) if name in self.activate else y).unflatten(-1, (-1, heads[name]))
+                y, new_past[name] = self.convolutions[name](y, past.get(name), cu_seqlens, activate=activate)
+            elif activate:
+                y = silu(y)
+            out[name] = y.unflatten(-1, (-1, heads[name]))
         # autocast leaves the convolutions in float32 and the projections not
         return out | self._gates(x, out["q"].dtype), new_past
 

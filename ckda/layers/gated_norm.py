@@ -1,5 +1,6 @@
-"""The gated norm of the heads' outputs as one node: ``y = o / rms(o) * weight * sigmoid(gate)``, one kernel each way on a GPU.
+"""RMSNorm, with a gate where there is one, as one node: ``y = o / rms(o) * weight * sigmoid(gate)``, one kernel each way on a GPU.
 
+It serves the heads' outputs (gated) and, without a gate, the blocks of a language model.
 In plain operations it reads and writes its tensors some forty times in a training step, more than the recurrence itself.
 
 With xhat = o * rstd, rstd = (mean(o^2) + eps)^-1/2, s = sigmoid(gate), the gradients are
@@ -8,12 +9,15 @@ With xhat = o * rstd, rstd = (mean(o^2) + eps)^-1/2, s = sigmoid(gate), the grad
 Legend: G groups of rows with a weight each (the replicas of a vmap), N rows a group, V width.
 """
 
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
 __all__ = ["gated_norm", "torch_backward", "torch_forward"]
+
+_HAS_TRITON = find_spec("triton") is not None
 
 
 def torch_forward(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Tensor:
@@ -45,7 +49,7 @@ def _kernels() -> Any:
 
 
 def _by_kernel(o: Tensor) -> bool:
-    return o.is_cuda and o.dtype != torch.float64 and o.shape[-1] <= 256
+    return o.is_cuda and _HAS_TRITON and o.dtype != torch.float64 and o.shape[-1] <= 8192
 
 
 @torch.library.custom_op("ckda::gated_norm", mutates_args=())

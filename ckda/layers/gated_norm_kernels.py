@@ -1,6 +1,7 @@
 """The kernels of :mod:`ckda.layers.gated_norm`, whose formulas they compute in float32.
 
-One program takes BN rows of one group; the gradient of the weight leaves each program as a partial sum.
+A program takes BN rows of one group at a time, in the backward pass so many blocks of them that no more than PROGRAMS partial
+sums of the weight's gradient are left to add.
 """
 
 import torch
@@ -10,11 +11,15 @@ from torch import Tensor
 
 __all__ = ["backward", "forward"]
 
+PROGRAMS = 1024  # of a backward pass: a few for each of a large GPU's processors
+
 
 @triton.jit
-def _normed(p_o, p_gate, p_weight, eps, N, V: tl.constexpr, BN: tl.constexpr, BV: tl.constexpr, GATED: tl.constexpr):
-    """o_rows [BN], offsets and mask [BN, BV], xhat, rstd [BN, 1], s and w of this program's rows."""
-    i_n, i_g = tl.program_id(0), tl.program_id(1).to(tl.int64)
+def _normed(
+    p_o, p_gate, p_weight, i_n, eps, N, V: tl.constexpr, BN: tl.constexpr, BV: tl.constexpr, GATED: tl.constexpr
+):
+    """Offsets and mask [BN, BV], channels [BV], xhat, rstd [BN, 1], s and w of block i_n of this program's group."""
+    i_g = tl.program_id(1).to(tl.int64)
     o_n, o_v = i_n * BN + tl.arange(0, BN), tl.arange(0, BV)
     mask = (o_n < N)[:, None] & (o_v < V)[None, :]
     offset = (i_g * N + o_n)[:, None] * V + o_v[None, :]
@@ -41,7 +46,9 @@ def gated_norm_forward_kernel(
     BV: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    offset, mask, _o_v, b_x, _b_rstd, b_s, b_w = _normed(p_o, p_gate, p_weight, eps, N, V, BN, BV, GATED)
+    offset, mask, _o_v, b_x, _b_rstd, b_s, b_w = _normed(
+        p_o, p_gate, p_weight, tl.program_id(0), eps, N, V, BN, BV, GATED
+    )
     tl.store(p_y + offset, (b_x * b_w * b_s).to(p_y.dtype.element_ty), mask=mask)
 
 
@@ -56,27 +63,33 @@ def gated_norm_backward_kernel(
     p_dweight,  # [G, programs, V] float32
     eps,
     N,
+    loops,
     V: tl.constexpr,
     BN: tl.constexpr,
     BV: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    offset, mask, o_v, b_x, b_rstd, b_s, b_w = _normed(p_o, p_gate, p_weight, eps, N, V, BN, BV, GATED)
-    b_dy = tl.load(p_dy + offset, mask=mask, other=0.0).to(tl.float32)
-    b_e = b_dy * b_w * b_s
-    b_do = b_rstd * (b_e - b_x * (tl.sum(b_e * b_x, 1)[:, None] / V))
-    tl.store(p_do + offset, b_do.to(p_do.dtype.element_ty), mask=mask)
-    if GATED:
-        tl.store(p_dgate + offset, (b_e * b_x * (1.0 - b_s)).to(p_dgate.dtype.element_ty), mask=mask)
+    b_dw = tl.zeros((BN, BV), tl.float32)
+    for i in range(loops):
+        i_n = tl.program_id(0) * loops + i
+        offset, mask, _o_v, b_x, b_rstd, b_s, b_w = _normed(p_o, p_gate, p_weight, i_n, eps, N, V, BN, BV, GATED)
+        b_dy = tl.load(p_dy + offset, mask=mask, other=0.0).to(tl.float32)
+        b_e = b_dy * b_w * b_s
+        b_do = b_rstd * (b_e - b_x * (tl.sum(b_e * b_x, 1)[:, None] / V))
+        tl.store(p_do + offset, b_do.to(p_do.dtype.element_ty), mask=mask)
+        if GATED:
+            tl.store(p_dgate + offset, (b_e * b_x * (1.0 - b_s)).to(p_dgate.dtype.element_ty), mask=mask)
+        b_dw += b_dy * b_x * b_s
+    o_v = tl.arange(0, BV)
     part = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
-    tl.store(p_dweight + part * V + o_v, tl.sum(b_dy * b_x * b_s, 0), mask=o_v < V)
+    tl.store(p_dweight + part * V + o_v, tl.sum(b_dw, 0), mask=o_v < V)
 
 
 def _launch(o: Tensor) -> tuple[tuple[int, int], dict[str, int]]:
     G, N, V = o.shape
     BV = triton.next_power_of_2(V)
     BN = max(1, min(triton.next_power_of_2(N), 2048 // BV))
-    return (triton.cdiv(N, BN), G), {"V": V, "BN": BN, "BV": BV}
+    return (triton.cdiv(N, BN), G), {"V": V, "BN": BN, "BV": BV, "num_warps": 8 if BV >= 4096 else 4}
 
 
 def forward(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Tensor:
@@ -98,8 +111,10 @@ def backward(
     dy, o, weight = dy.contiguous(), o.contiguous(), weight.contiguous()
     gate = None if gate is None else gate.contiguous()
     do, dgate = torch.empty_like(o), None if gate is None else torch.empty_like(gate)
-    grid, sizes = _launch(o)
-    parts = torch.empty(grid[1], grid[0], o.shape[-1], dtype=torch.float32, device=o.device)
+    (blocks, G), sizes = _launch(o)
+    loops = max(1, triton.cdiv(blocks * G, PROGRAMS))
+    grid = (triton.cdiv(blocks, loops), G)
+    parts = torch.empty(G, grid[0], o.shape[-1], dtype=torch.float32, device=o.device)
     gated_norm_backward_kernel[grid](
         dy,
         o,
@@ -110,6 +125,7 @@ def backward(
         parts,
         eps,
         o.shape[1],
+        loops,
         **sizes,
         GATED=gate is not None,
     )

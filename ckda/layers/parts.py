@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from ckda.layers.convolution import has_kernel, position_in_sequence, short_convolution, torch_forward
 from ckda.layers.gated_norm import gated_norm
 
 __all__ = ["HeadNorm", "ShortConvolution", "autocast_dtype", "position_in_sequence"]
@@ -25,36 +26,27 @@ class ShortConvolution(nn.Module):
         self.size = size
         self.weight = nn.Parameter(torch.empty(width, size).uniform_(-(size**-0.5), size**-0.5))
 
-    def forward(self, x: Tensor, past: Tensor | None = None, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, past: Tensor | None = None, cu_seqlens: Tensor | None = None, *, activate: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """x [B, T, D] after `past` [B, size - 1, D] (zeros if None); returns y [B, T, D] and the new past.
 
-        With cu_seqlens nothing crosses from one packed sequence into the next. The output keeps x's dtype: under autocast
-        that is the projections', and the operator behind is spared wider inputs than it needs.
+        With cu_seqlens nothing crosses from one packed sequence into the next; `activate`: y is the SiLU of the convolution.
+        The output keeps x's dtype: under autocast that is the projections', and the operator behind is spared wider inputs
+        than it needs.
         """
+        if has_kernel(x) and (past is None or not past.requires_grad):
+            y = short_convolution(x, self.weight, past, cu_seqlens, activate)
+        else:
+            y = torch_forward(x, self.weight, past, cu_seqlens, activate)
+        return y, self._last(x, past)
+
+    def _last(self, x: Tensor, past: Tensor | None) -> Tensor:
+        """[B, size - 1, D] the last tokens of `past` and x."""
         B, T, D = x.shape
-        weight = self.weight.to(x.dtype)
-        if past is None:
-            past = x.new_zeros(B, self.size - 1, D)
-        history = torch.cat([past, x], 1)
-        y = x * weight[:, 0]
-        for s in range(1, self.size):
-            shifted = history[:, self.size - 1 - s : self.size - 1 - s + T]
-            if cu_seqlens is not None:
-                shifted = shifted * (position_in_sequence(cu_seqlens, T) >= s).unsqueeze(-1)
-            y = y + shifted * weight[:, s]
-        return y, history[:, T:]
-
-
-def position_in_sequence(cu_seqlens: Tensor, T: int) -> Tensor:
-    """[T] the index of each token inside its own packed sequence.
-
-    Example:
-        >>> position_in_sequence(torch.tensor([0, 3, 3, 5]), 5).tolist()
-        [0, 1, 2, 0, 1]
-    """
-    token = torch.arange(T, device=cu_seqlens.device)
-    owner = torch.searchsorted(cu_seqlens[1:].contiguous(), token, right=True)
-    return token - cu_seqlens[owner]
+        if self.size - 1 <= T:
+            return x[:, T - self.size + 1 :]
+        return torch.cat([x.new_zeros(B, self.size - 1, D) if past is None else past, x], 1)[:, T:]
 
 
 class HeadNorm(nn.Module):

@@ -203,6 +203,12 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parallel", choices=["auto", "none", "ddp", "fsdp"], default="auto", help="under torchrun")
     parser.add_argument("--gather", choices=["fp32", "bf16"], default="fp32", help="dtype in which FSDP moves weights")
     parser.add_argument("--compile", action="store_true", help="every layer through torch.compile")
+    parser.add_argument(
+        "--no-graph",
+        dest="graph",
+        action="store_false",
+        help="launch kernels one by one (one GPU replays a CUDA graph)",
+    )
     parser.add_argument("--checkpointing", action="store_true", help="recompute activations: less memory, more time")
     parser.add_argument("--keep", type=int, default=2, help="checkpoints that stay; 0: all (default: %(default)s)")
     parser.add_argument(
@@ -296,6 +302,8 @@ def train_in(world: Any, args: argparse.Namespace) -> tuple[int, dict[str, Any] 
         "key": recipe.key(),
         "config": wanted,
         "options": {k: v for k, v in asdict(options).items() if v != float("inf")},
+        "recorded": trainer.recorded,
+        "eager_because": trainer.eager_because,
         "ranks": world.size,
         "flops_per_token": trainer.flops_per_token,
         "seconds": round(seconds, 2),

@@ -1,11 +1,13 @@
 """What a steady update costs: tokens a second, MFU, memory, and how much of the time the GPU is busy."""
 
+import os
 import time
 from typing import Any
 
 import torch
 
 from ckda.lm.recipe import peak_flops
+from ckda.lm.replay import WARM
 from ckda.lm.train import Trainer, prefetched
 
 __all__ = ["busy_fraction", "measure", "union"]
@@ -25,11 +27,27 @@ def union(spans: list[tuple[float, float]]) -> float:
     return total
 
 
-def busy_fraction(trainer: Trainer, batches: Any, steps: int = 5) -> dict[str, Any]:
+def busy_fraction(trainer: Trainer, steps: int = 5) -> dict[str, Any]:
     """Of the time from the first kernel to the last over `steps` updates, the part in which some kernel runs.
 
-    The profiler itself slows the host a little, so the true fraction is no smaller. Also the kernels that take longest.
+    Kernels of a CUDA graph count one by one. The profiler slows launches, so the true fraction is no smaller; it stays loaded and
+    may go on doing so, so what is to be timed must be timed before. Also the kernels that take longest.
     """
+    device = trainer.world.device
+    if device.type != "cuda":
+        return {"busy": None, "reason": f"the device is {device.type}"}
+    os.environ.setdefault(
+        "TEARDOWN_CUPTI", "0"
+    )  # unloading it while CUDA graphs exist has crashed, says torch.profiler
+    try:
+        with prefetched(trainer.batches(trainer.step, trainer.step + steps + 1), device) as batches:
+            trainer.update(batches)
+            return _profiled(trainer, batches, steps)
+    except (AttributeError, RuntimeError) as error:  # no profiler on this device, or another one's
+        return {"busy": None, "reason": f"{type(error).__name__}: {error}"}
+
+
+def _profiled(trainer: Trainer, batches: Any, steps: int) -> dict[str, Any]:
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
@@ -58,8 +76,11 @@ def busy_fraction(trainer: Trainer, batches: Any, steps: int = 5) -> dict[str, A
     }
 
 
-def measure(trainer: Trainer, warmup: int = 10, steps: int = 20, profile: bool = True) -> dict[str, Any]:
-    """Time `steps` steady updates after a warm-up, without any look at the losses between; then profile a few more."""
+def measure(trainer: Trainer, warmup: int = WARM + 3, steps: int = 20, profile: bool = True) -> dict[str, Any]:
+    """Time `steps` steady updates after a warm-up, without any look at the losses between; then profile a few more.
+
+    `recorded` says whether the timed updates replayed a CUDA graph, `eager_because` why not.
+    """
     device = trainer.world.device
     cuda = device.type == "cuda"
 
@@ -67,29 +88,27 @@ def measure(trainer: Trainer, warmup: int = 10, steps: int = 20, profile: bool =
         if cuda:
             torch.cuda.synchronize(device)
 
-    extra = 5 if profile and cuda else 0
     first = trainer.step
-    with prefetched(trainer.batches(first, first + warmup + steps + extra), device) as batches:
+    with prefetched(trainer.batches(first, first + warmup + steps), device) as batches:
         for _ in range(warmup):
             trainer.update(batches)
         wait()
+        recorded = trainer.recorded
         began = time.perf_counter()
         for _ in range(steps):
             loss, _ = trainer.update(batches)
         wait()
         seconds = time.perf_counter() - began
-        result: dict[str, Any] = {"loss": float(loss), "step_ms": 1e3 * seconds / steps}
-        speed = steps * trainer.recipe.tokens_per_step / seconds
-        peak = peak_flops(torch.cuda.get_device_name(device)) if cuda else None
-        flops = trainer.flops_per_token
-        result |= {
-            "tokens_per_second": speed,
-            "mfu": None if peak is None or flops is None else speed * flops / peak,
-            "memory_gib": torch.cuda.max_memory_allocated(device) / 2**30 if cuda else None,
-        }
-        if extra:
-            try:
-                result |= busy_fraction(trainer, batches, extra)
-            except (AttributeError, RuntimeError) as error:  # no profiler on this device, or another one's
-                result |= {"busy": None, "reason": f"{type(error).__name__}: {error}"}
-    return result
+    speed = steps * trainer.recipe.tokens_per_step / seconds
+    peak = peak_flops(torch.cuda.get_device_name(device)) if cuda else None
+    flops = trainer.flops_per_token
+    result: dict[str, Any] = {
+        "loss": float(loss),
+        "step_ms": 1e3 * seconds / steps,
+        "tokens_per_second": speed,
+        "mfu": None if peak is None or flops is None else speed * flops / peak,
+        "memory_gib": torch.cuda.max_memory_allocated(device) / 2**30 if cuda else None,
+        "recorded": recorded,
+        "eager_because": trainer.eager_because,
+    }
+    return result | (busy_fraction(trainer) if profile and cuda else {})

@@ -2,7 +2,8 @@
 
 An update reads its samples by number (:class:`ckda.lm.data.Sampler`), so a run is the same whatever interrupts it and however
 many devices share it. The loop never waits for the device: batches are read and pinned by a thread, losses stay on the device
-until a log line is due, and then travel to the host while the next updates run.
+until a log line is due, and then travel to the host while the next updates run. On one GPU the forward and backward passes are
+recorded and replayed (:mod:`ckda.lm.replay`).
 """
 
 import json
@@ -27,9 +28,10 @@ from ckda.lm.data import Sampler, TokenStore
 from ckda.lm.extras import require
 from ckda.lm.parallel import World, blocks_of, spread
 from ckda.lm.recipe import Recipe, flops_per_token, peak_flops
+from ckda.lm.replay import Replay
 from ckda.record import write_text
 
-__all__ = ["NotFinite", "Options", "Outcome", "Trainer", "make_batch", "prefetched", "read_log"]
+__all__ = ["NotFinite", "Options", "Outcome", "Trainer", "make_batch", "prefetched", "read_log", "why_eager"]
 
 #: why a run may stop before its end; where ranks differ, the later in this list counts
 REASONS = (None, "time limit", "SIGUSR1", "SIGTERM", "SIGINT")
@@ -49,6 +51,7 @@ class Options:
     parallel: str = "auto"  #: "auto" | "none" | "ddp" | "fsdp"
     gather: str = "fp32"  #: the dtype FSDP moves weights in: "fp32" | "bf16"
     compile: bool = False  #: every layer through torch.compile
+    graph: bool = True  #: record forward and backward as a CUDA graph where that can be, see :func:`why_eager`
     checkpointing: bool = False  #: recompute activations in the backward pass
     keep: int = 2  #: checkpoints that stay; 0: all
     time_limit: float = math.inf  #: seconds, after which the run saves and ends
@@ -131,6 +134,8 @@ class Trainer:
         self.model, self.sync = spread(self.plain, world, how, options.gather)
         self.named = dict(self.plain.named_parameters())
         self.optimizer = _adamw(self.named, recipe, world.device)
+        self._eager = why_eager(options, recipe, world.device, how)
+        self._replay = None if self._eager else Replay(self._pass, self.named.values(), world.device)
         self.step = 0
 
     # State ------------------------------------------------------------------------------------------------------------
@@ -215,10 +220,28 @@ class Trainer:
 
     def forward(self, batch: dict[str, Any], **options: Any) -> Tensor:
         """The mean loss of a micro-batch."""
-        inputs = {k: v.to(self.world.device, non_blocking=True) for k, v in batch.items() if isinstance(v, Tensor)}
+        inputs = {k: v.to(self.world.device, non_blocking=True) for k, v in batch.items() if k != "share"}
         half = self.recipe.dtype == "bf16"
         with torch.autocast(self.world.device.type, torch.bfloat16) if half else nullcontext():
             return self.model(**inputs, **options).loss
+
+    def _pass(self, batch: dict[str, Any]) -> Tensor:
+        """Forward and backward of a micro-batch: its gradients are added, and its part of the mean loss comes back."""
+        own = self.forward(batch)
+        (own * (batch["share"] * self.world.size)).backward()
+        return own.detach().float() * batch["share"]
+
+    @property
+    def recorded(self) -> bool:
+        """Whether forward and backward are replays of a CUDA graph by now."""
+        return self._replay is not None and self._replay.recorded
+
+    @property
+    def eager_because(self) -> str | None:
+        """Why forward and backward are not, or not yet, recorded; None where they are."""
+        if self._replay is None:
+            return self._eager
+        return None if self.recorded else self._replay.error or "too few updates"
 
     def update(self, batches: Iterator[dict[str, Any]]) -> tuple[Tensor, Tensor]:
         """One update; this rank's part of the mean loss, and the gradient's norm. Nothing is read back."""
@@ -226,14 +249,13 @@ class Trainer:
         for part in range(self.num_micro):
             batch = next(batches)
             with self.sync(part == self.num_micro - 1):
-                own = self.forward(batch)
-                (own * (batch["share"] * self.world.size)).backward()
-            loss += own.detach().float() * batch["share"]
+                loss += self._pass(batch) if self._replay is None else self._replay(batch, first=part == 0)
         norm = nn.utils.clip_grad_norm_(self.named.values(), self.recipe.clip, foreach=True)
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.lr * self.recipe.factor(self.step)
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        if not self.recorded:  # a recording writes its gradients anew
+            self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         return loss, norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
@@ -311,6 +333,25 @@ class Trainer:
 
 
 # Parts ----------------------------------------------------------------------------------------------------------------
+
+
+def why_eager(options: Options, recipe: Recipe, device: torch.device, how: str) -> str | None:
+    """Why forward and backward cannot be recorded as a CUDA graph, or None.
+
+    Example:
+        >>> why_eager(Options(), Recipe(steps=1), torch.device("cuda"), "none") is None
+        True
+        >>> why_eager(Options(checkpointing=True), Recipe(steps=1), torch.device("cuda"), "none")
+        'recomputed activations cannot be recorded'
+    """
+    reasons = {
+        "not asked for": not options.graph,
+        f"the device is {device.type}": device.type != "cuda",
+        f"the model is spread by {how}": how != "none",
+        "separate documents differ in shape from batch to batch": recipe.documents != "joined",
+        "recomputed activations cannot be recorded": options.checkpointing,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def make_batch(data: Sampler, numbers: np.ndarray, share: float = 1.0) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
@@ -15,6 +14,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from ckda.layers.attention import Attention, RMSNorm, Sight, fused_kernel_serves, rotary
 from ckda.layers.complex_kda import ComplexKDA
 from ckda.layers.parts import HeadNorm, ShortConvolution, autocast_dtype, position_in_sequence
+from ckda.layers.swiglu import swiglu
 from ckda.models.cache import ModelCache
 from ckda.models.config import ComplexKDAConfig
 from ckda.models.loss import linear_cross_entropy, next_token_labels
@@ -34,7 +34,7 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., d] -> [..., d]."""
-        return self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
 
 
 class Block(GradientCheckpointingLayer):

@@ -14,6 +14,8 @@ from ckda.ops.gate import Gate, beta_from_logit, evaluate_gate
 
 __all__ = ["absorb_signs", "forward", "refuses"]
 
+_HAS_FLA = find_spec("fla") is not None  # looked up once, for torch.compile cannot trace it
+
 
 def refuses(call: Call) -> str | None:
     """Why FLA cannot serve the call, or None."""
@@ -23,7 +25,7 @@ def refuses(call: Call) -> str | None:
         return "flash-linear-attention has no float64"
     if call.erase is not None:
         return "flash-linear-attention's KDA has no separate erase and write gates"
-    if find_spec("fla") is None:
+    if not _HAS_FLA:
         return "flash-linear-attention is not installed: pip install 'ckda[fla]'"
     return None
 

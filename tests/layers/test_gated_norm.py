@@ -46,9 +46,11 @@ def test_mapped_over_replicas():
 _IN_INTERPRETER = """
 import torch
 from ckda.layers.gated_norm import torch_backward, torch_forward
+from ckda.layers import gated_norm_kernels
 from ckda.layers.gated_norm_kernels import backward, forward
+gated_norm_kernels.PROGRAMS = 3  # so that a program takes several blocks
 torch.manual_seed(0)
-for G, N, V, gated in ((1, 3, 16, True), (2, 130, 16, True), (3, 5, 7, False), (2, 9, 65, True)):
+for G, N, V, gated in ((1, 3, 16, True), (2, 130, 16, True), (3, 5, 7, False), (2, 9, 65, True), (1, 11, 300, False)):
     o, gate, dy, weight = torch.randn(G, N, V), torch.randn(G, N, V) if gated else None, torch.randn(G, N, V), torch.randn(G, V)
     torch.testing.assert_close(forward(o, gate, weight, 1e-5), torch_forward(o, gate, weight, 1e-5))
     for a, b in zip(backward(dy, o, gate, weight, 1e-5), torch_backward(dy, o, gate, weight, 1e-5)):
@@ -58,25 +60,39 @@ print("agree")
 """
 
 
-def test_kernels_in_the_interpreter():
+_FOR_HOPPER = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from ckda.layers.gated_norm_kernels import gated_norm_backward_kernel, gated_norm_forward_kernel
+for kernel in (gated_norm_forward_kernel, gated_norm_backward_kernel):
+    for dtype, V, BN, gated in (("bf16", 64, 32, True), ("fp32", 384, 4, False)):
+        fixed = {"V": V, "BN": BN, "BV": triton.next_power_of_2(V), "GATED": gated}
+        signature = dict.fromkeys(kernel.arg_names, f"*{dtype}") | {"p_weight": "*fp32", "eps": "fp32", "N": "i32"}
+        signature |= {"loops": "i32", "p_dweight": "*fp32"} if "loops" in kernel.arg_names else {}
+        source = ASTSource(kernel, signature | dict.fromkeys(fixed, "constexpr"), fixed)
+        assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
+print("built")
+"""
+
+
+@pytest.mark.parametrize(("code", "interpret", "said"), [(_IN_INTERPRETER, "1", "agree"), (_FOR_HOPPER, "0", "built")])
+def test_kernels_in_the_interpreter_and_for_hopper(code, interpret, said):
+    """In a process of its own: Triton decides at import whether it interprets."""
     pytest.importorskip("triton")
-    done = subprocess.run(
-        [sys.executable, "-c", _IN_INTERPRETER],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.stdout.strip() == "agree", done.stderr[-2000:]
+    environment = os.environ | {"TRITON_INTERPRET": interpret}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120)
+    assert done.stdout.strip() == said, done.stderr[-2000:]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_kernels_on_a_gpu(dtype):
+@pytest.mark.parametrize("V", [48, 384, 5000])
+def test_kernels_on_a_gpu(dtype, V):
     from ckda.layers.gated_norm_kernels import backward, forward
 
-    o, gate, dy = (torch.randn(3, 1000, 48, device="cuda", dtype=dtype) for _ in range(3))
-    weight = torch.randn(3, 48, device="cuda")
+    o, gate, dy = (torch.randn(3, 1000, V, device="cuda", dtype=dtype) for _ in range(3))
+    weight = torch.randn(3, V, device="cuda")
     exact = [t.double() for t in (o, gate, dy, weight)]
     tolerance = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
     y = torch_forward(exact[0], exact[1], exact[3], 1e-5)

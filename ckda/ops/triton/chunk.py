@@ -1,4 +1,4 @@
-"""The chunk form on a GPU: shapes, configurations and launches of the six kernels.
+"""The chunk form on a GPU: shapes, configurations and launches of the seven kernels.
 
 Configurations are chosen by rule from K, V and the dtype; nothing is tuned at run time. Nothing here depends on the batch or on
 the number of heads, and there are no atomics: a sequence gives the same bits alone, in a batch, and on every run.
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ckda.ops.call import Call, Gradients
-from ckda.ops.triton.chunk_backward import gradient_kernel, pair_kernel, reverse_kernel
+from ckda.ops.triton.chunk_backward import contract_kernel, gradient_kernel, pair_kernel, reverse_kernel
 from ckda.ops.triton.chunk_forward import intra_kernel, solver_kernel, state_kernel
 from ckda.ops.triton.launch import Launch, assemble, gate_arguments, power_of_two
 
@@ -117,14 +117,18 @@ def _chunk_arguments(call: Call, p: Plan) -> dict[str, Any]:
         "C": p.C,
         "BOUNDED": _is_bounded(call),
         "WIDE": not _is_bounded(call) or not p.split,
-        "KEEP_DECAY": _keeps_decay(call, p),
         "DOT": _dot(p.dtype),
     }
 
 
-def _keeps_decay(call: Call, p: Plan) -> bool:
-    """Whether the forward pass keeps the cumulative decay for the backward, which then evaluates no gate."""
-    return _is_bounded(call) and p.split
+def _keeps_forward(call: Call, p: Plan) -> bool:
+    """Whether the forward pass keeps the decays for the backward, which then needs neither the gates nor q and k."""
+    return p.split and _is_bounded(call)
+
+
+def _is_given(call: Call) -> bool:
+    """Whether beta is the learning rate itself, which may be zero: its gradient then needs more than dr . y."""
+    return not call.beta_range
 
 
 def _is_bounded(call: Call) -> bool:
@@ -144,12 +148,12 @@ class Saved(NamedTuple):
     k_forward: Tensor
     k_back: Tensor
     A: Tensor  #: [B, T, HV, C]
-    G: Tensor  #: float32 [B, T, HV, C]
+    G: Tensor  #: float32 [B, T, HV, C]; empty where beta is a logit
     solver: Tensor  #: [B, T, HV, C] float32, or the high half
-    solver_low: Tensor  #: [B, T, HV, C] the low half; empty where the solver is float32
+    solver_low: Tensor  #: [2, B, T, HV, C] what its rounding left, in two parts; empty where the solver is float32
     rho: Tensor  #: float32 [B, T, HV]
     norms: Tensor  #: float32 [3, B, T, HV]
-    decay: Tensor  #: float32 [B, T, HV, K]; empty where it is not kept
+    forward: Tensor  #: [B, T, HV, K] gamma / gamma_a; empty where the backward pass evaluates the gates again
     start: Tensor  #: float32 [slots, HV, K]
     end: Tensor
     y: Tensor  #: [B, T, HV, V]
@@ -170,12 +174,12 @@ def _empty_saved(call: Call, p: Plan) -> Saved:
         k_forward=empty(*keys, dtype=p.work_dtype),
         k_back=empty(*keys, dtype=p.work_dtype),
         A=empty(*square, dtype=p.work_dtype),
-        G=empty(*square, dtype=f32),
+        G=empty(*(square if _is_given(call) else (0,)), dtype=f32),
         solver=empty(*square, dtype=p.work_dtype),
-        solver_low=empty(*(square if p.split else (0,)), dtype=p.work_dtype),
+        solver_low=empty(2, *(square if p.split else (0,)), dtype=p.work_dtype),
         rho=empty(p.B, p.T, p.HV, dtype=f32),
         norms=empty(3, p.B, p.T, p.HV, dtype=f32),
-        decay=empty(*(keys if _keeps_decay(call, p) else (0,)), dtype=f32),
+        forward=empty(*(keys if _keeps_forward(call, p) else (0,)), dtype=p.work_dtype),
         start=empty(p.slots, p.HV, p.K, dtype=f32),
         end=empty(p.slots, p.HV, p.K, dtype=f32),
         y=empty(p.B, p.T, p.HV, p.V, dtype=p.work_dtype),
@@ -197,7 +201,8 @@ def _state_arguments(p: Plan, x: Saved, where: _Chunks, call: Call) -> dict[str,
         "p_k_back": x.k_back,
         "p_A": x.A,
         "p_solver": x.solver,
-        "p_solver_low": x.solver_low,
+        "p_solver_low": x.solver_low[0],
+        "p_solver_rest": x.solver_low[1],
         "SPLIT": p.split,
         "p_rho": x.rho,
         "p_norm2": x.norms[2],
@@ -219,24 +224,30 @@ def _state_arguments(p: Plan, x: Saved, where: _Chunks, call: Call) -> dict[str,
     }
 
 
-def _intra(call: Call, p: Plan, x: Saved, where: _Chunks) -> Launch:
-    arguments = _chunk_arguments(call, p) | {"p_starts": where.starts, "p_ends": where.ends}
-    made = ("q_forward", "k_forward", "k_back", "A", "G", "rho", "norms", "decay", "start", "end")
+def _G(call: Call, p: Plan, x: Saved) -> Tensor:
+    """Where G is written: kept for the backward pass where that reads it."""
+    return x.G if _is_given(call) else x.rho.new_empty(p.B, p.T, p.HV, p.C)
+
+
+def _intra(call: Call, p: Plan, x: Saved, where: _Chunks, G: Tensor) -> Launch:
+    arguments = _chunk_arguments(call, p) | {"p_starts": where.starts, "p_ends": where.ends, "p_G": G}
+    arguments["KEEP"] = _keeps_forward(call, p)
+    made = ("q_forward", "k_forward", "k_back", "A", "rho", "norms", "forward", "start", "end")
     outputs = {f"p_{name}": getattr(x, name) for name in made}
     grid = (p.slots, p.HV)
-    if p.split and p.K > 64:
-        return Launch(intra_kernel, grid, arguments | outputs, num_warps=8, maxnreg=128)
-    return Launch(intra_kernel, grid, arguments | outputs, num_warps=4)
+    maxnreg = 168 if p.split and p.K <= 128 else None
+    return Launch(intra_kernel, grid, arguments | outputs, num_warps=4, maxnreg=maxnreg)
 
 
-def _solver(p: Plan, x: Saved, where: _Chunks) -> Launch:
+def _solver(p: Plan, x: Saved, where: _Chunks, G: Tensor) -> Launch:
     arguments = {
-        "p_G": x.G,
+        "p_G": G,
         "p_rho": x.rho,
         "p_starts": where.starts,
         "p_ends": where.ends,
         "p_solver": x.solver,
-        "p_solver_low": x.solver_low,
+        "p_solver_low": x.solver_low[0],
+        "p_solver_rest": x.solver_low[1],
         "T": p.T,
         "NC": p.NC,
         "HV": p.HV,
@@ -300,17 +311,18 @@ def launches(call: Call) -> list[Launch]:
     p = plan(call)
     x, where = _empty_saved(call, p), _chunks(call, p)
     o, state = torch.empty_like(call.v), call.zero_state()
-    duy = torch.empty(p.B, p.T, p.HV, -(-p.V // _reverse_block(p)))
+    G, duy = _G(call, p, x), _empty_duy(call, p)
     out = _gradient_outputs(call, p)
     reverse = {"p_dv": o, "p_duy": duy, "p_dstates": x.states}
     return [
-        _intra(call, p, x, where),
-        _solver(p, x, where),
+        _intra(call, p, x, where, G),
+        _solver(p, x, where, G),
         _state(call, p, x, where, state, o, state),
         _state(call, p, x, where, None, None, x.transitions, "transition"),
         _reverse(call, p, x, where, o, state, state, reverse),
         _pair(call, p, x, where, o, o, o, duy, out),
-        _gradient(call, p, x, where, o, o, x.states, out),
+        _contract(p, x, where, o, o, x.states, out),
+        _gradient(call, p, x, where, out),
     ]
 
 
@@ -318,8 +330,10 @@ def forward(call: Call) -> tuple[Tensor, Tensor, list[Tensor]]:
     """o [B, T, HV, V], the final state [N, HV, K, V], and what :func:`backward` reads again."""
     p = plan(call)
     x, where = _empty_saved(call, p), _chunks(call, p)
-    _intra(call, p, x, where)()
-    _solver(p, x, where)()
+    G = _G(call, p, x)
+    _intra(call, p, x, where, G)()
+    _solver(p, x, where, G)()
+    del G
     initial = None if call.initial_state is None else call.start_state().contiguous()
     if p.num_segments > 1:
         initial, transitions = _segment_starts(call, p, x, where)
@@ -354,6 +368,7 @@ def _reverse(
         "BV": BV,
         "HAS_FINAL": dfinal is not None,
         "STORE_INITIAL": dinitial is not None,
+        "STORE_DUY": outputs.get("p_duy") is not None,
         "SUMMARY": not outputs,
     }
     return Launch(
@@ -370,8 +385,15 @@ def _segment_ends(call: Call, p: Plan, x: Saved, where: _Chunks, do: Tensor, dfi
     return backwards.flip(1).flatten(0, 1).contiguous()
 
 
-def _gradient_block(p: Plan) -> tuple[int, int, int]:
-    """BK, BV and warps of the gradient kernel.
+def _empty_duy(call: Call, p: Plan) -> Tensor | None:
+    """float32 [B, T, HV, NV] for du . y over each block of values, which the gradient of a given beta takes."""
+    if not _is_given(call):
+        return None
+    return call.v.new_empty(p.B, p.T, p.HV, -(-p.V // _reverse_block(p)), dtype=torch.float32)
+
+
+def _contract_block(p: Plan) -> tuple[int, int, int]:
+    """BK, BV and warps of the contraction.
 
     Four warps on 64 rows are avoided: Triton 3.6 then addresses shared memory out of range (LOG.md).
     """
@@ -388,7 +410,7 @@ def _pair(
     o: Tensor,
     do: Tensor,
     dv: Tensor,
-    duy: Tensor,
+    duy: Tensor | None,
     out: dict[str, Any],
 ) -> Launch:
     assert call.beta is not None
@@ -406,7 +428,7 @@ def _pair(
         "TOKENS": p.B * p.T,
         "HV": p.HV,
         "V": p.V,
-        "NV": duy.shape[-1],
+        "NV": -(-p.V // _reverse_block(p)),
         "BV": min(64, power_of_two(p.V)),
         "C": p.C,
         "BETA_RANGE": call.beta_range or 0,
@@ -415,35 +437,57 @@ def _pair(
     }
     arguments |= {f"p_{name}": getattr(x, name) for name in ("G", "rho", "norms", "y")}
     arguments |= {name: out[name] for name in ("p_D", "p_dA", "p_scalars", "p_dbeta")}
-    return Launch(pair_kernel, (p.slots, p.HV), arguments, num_warps=2)
+    return Launch(pair_kernel, (p.slots, p.HV), arguments, num_warps=1 if p.split else 2)
 
 
-def _gradient(
-    call: Call, p: Plan, x: Saved, where: _Chunks, do: Tensor, dv: Tensor, dstates: Tensor, out: dict[str, Any]
+def _contract(
+    p: Plan, x: Saved, where: _Chunks, do: Tensor, dv: Tensor, dstates: Tensor, out: dict[str, Any]
 ) -> Launch:
-    arguments = _chunk_arguments(call, p)
-    for name in ("p_beta", "BETA_RANGE"):
-        del arguments[name]
-    BK, BV, num_warps = _gradient_block(p)
-    arguments |= {
+    BK, BV, num_warps = _contract_block(p)
+    arguments = {
         "p_starts": where.starts,
         "p_ends": where.ends,
+        "p_rho": x.rho,
+        "p_norm2": x.norms[2],
+        "p_y": x.y,
         "p_do": do,
         "p_dv": dv,
+        "p_states": x.states,
         "p_dstates": dstates,
+        "T": p.T,
+        "NC": p.NC,
+        "HV": p.HV,
+        "K": p.K,
         "V": p.V,
         "BK": BK,
         "BV": BV,
+        "C": p.C,
+        "DOT": _dot(p.dtype),
+        "PACKED": p.packed,
     }
-    read = ("rho", "norms", "q_forward", "k_forward", "k_back", "decay", "end", "y", "states")
+    arguments |= {name: out[name] for name in ("p_S_do", "p_S_dr", "p_dS_u", "p_through")}
+    maxnreg = 128 if num_warps == 8 else None
+    grid = (-(-p.K // BK), p.slots, p.HV)
+    return Launch(contract_kernel, grid, arguments, num_warps=num_warps, maxnreg=maxnreg)
+
+
+def _gradient(call: Call, p: Plan, x: Saved, where: _Chunks, out: dict[str, Any]) -> Launch:
+    arguments = _chunk_arguments(call, p)
+    for name in ("p_beta", "BETA_RANGE"):
+        del arguments[name]
+    BK = min(32, power_of_two(p.K))
+    recover = _keeps_forward(call, p)
+    arguments |= {"p_starts": where.starts, "p_ends": where.ends, "BK": BK, "RECOVER": recover}
+    read = ("rho", "norms", "q_forward", "k_forward", "k_back", "forward", "end")
     arguments |= {f"p_{name}": getattr(x, name) for name in read}
-    used = ("p_D", "p_dA", "p_scalars", "p_dq", "p_dk", "p_dg", "p_dlog_rate", "p_dbias")
-    arguments |= {name: out[name] for name in used}
-    return Launch(gradient_kernel, (-(-p.K // BK), p.slots, p.HV), arguments, num_warps=num_warps)
+    used = ("p_D", "p_dA", "p_scalars", "p_S_do", "p_S_dr", "p_dS_u", "p_through")
+    arguments |= {name: out[name] for name in (*used, "p_dq", "p_dk", "p_dg", "p_dlog_rate", "p_dbias")}
+    maxnreg = 168 if recover else None
+    return Launch(gradient_kernel, (-(-p.K // BK), p.slots, p.HV), arguments, num_warps=2, maxnreg=maxnreg)
 
 
 def _gradient_outputs(call: Call, p: Plan) -> dict[str, Any]:
-    """Where the last two kernels write: with grouped value heads dq and dk are summed over the group afterwards."""
+    """Where the last three kernels write: with grouped value heads dq and dk are summed over the group afterwards."""
     key_dtype = p.dtype if p.H == p.HV else torch.float32
     keys = (p.B, p.T, p.HV, p.K)
     assert call.beta is not None
@@ -452,10 +496,21 @@ def _gradient_outputs(call: Call, p: Plan) -> dict[str, Any]:
     def parts(given: Tensor | None) -> Tensor | None:
         return None if given is None else torch.empty(p.slots, p.HV, p.K, dtype=torch.float32, device=device)
 
+    def beside(given: Tensor) -> Tensor:
+        """What the contraction leaves: in the gradient's own place where its dtype has the range."""
+        return given if given.dtype in (torch.bfloat16, torch.float32) else given.new_empty(keys, dtype=torch.float32)
+
+    dq = torch.empty(keys, dtype=key_dtype, device=device)
+    dk = torch.empty(keys, dtype=key_dtype, device=device)
+    dg = torch.empty(keys, dtype=call.g.dtype, device=device)
     return {
-        "p_dq": torch.empty(keys, dtype=key_dtype, device=device),
-        "p_dk": torch.empty(keys, dtype=key_dtype, device=device),
-        "p_dg": torch.empty(keys, dtype=call.g.dtype, device=device),
+        "p_dq": dq,
+        "p_dk": dk,
+        "p_dg": dg,
+        "p_S_do": beside(dq),
+        "p_S_dr": beside(dk),
+        "p_dS_u": beside(dg),
+        "p_through": torch.empty(p.slots, p.HV, p.K, dtype=torch.float32, device=device),
         "p_D": torch.empty(p.B, p.T, p.HV, p.C, dtype=p.work_dtype, device=device),
         "p_dA": torch.empty(p.B, p.T, p.HV, p.C, dtype=p.work_dtype, device=device),
         "p_scalars": torch.empty(3, p.B, p.T, p.HV, dtype=torch.float32, device=device),
@@ -477,7 +532,7 @@ def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None)
     if p.num_segments > 1:
         dfinal = _segment_ends(call, p, x, where, do, dfinal)
     dv = torch.empty_like(call.v, memory_format=torch.contiguous_format)
-    duy = torch.empty(p.B, p.T, p.HV, -(-p.V // _reverse_block(p)), dtype=torch.float32, device=do.device)
+    duy = _empty_duy(call, p)
     dstates = torch.empty_like(x.states)
     dinitial = None
     if call.initial_state is not None:
@@ -486,7 +541,8 @@ def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None)
     _reverse(call, p, x, where, do, dfinal, dinitial, outputs)()
     out = _gradient_outputs(call, p)
     _pair(call, p, x, where, o, do, dv, duy, out)()
-    _gradient(call, p, x, where, do, dv, dstates, out)()
+    _contract(p, x, where, do, dv, dstates, out)()
+    _gradient(call, p, x, where, out)()
     if dinitial is not None:
         dinitial = dinitial.unflatten(0, (p.N, -1))[:, 0].contiguous()
     return assemble(call, out | {"p_dv": dv, "p_dinitial": dinitial})

@@ -1,4 +1,4 @@
-"""The chunk form, backward: three kernels.
+"""The chunk form, backward: four kernels.
 
 The notation is that of ckda/ops/triton/chunk_forward.py; r = |k| v - (k * gamma) S.
 
@@ -7,10 +7,10 @@ The notation is that of ckda/ops/triton/chunk_forward.py; r = |k| v - (k * gamma
     du = A^T do + (k * Gamma / gamma) dS,     dr = (I + G Diag(rho))^-T (rho du),     dv = |k| dr,
     dS' = Gamma dS + (q * gamma)^T do - (k * gamma)^T dr.
 
-`pair_kernel` (parallel over chunks) and `gradient_kernel` (and over blocks of channels) finish everything else. With
-D_ij = dr_i . y_j (j < i) and dA_ij = do_i . u_j,
+`pair_kernel` (parallel over chunks), `contract_kernel` (what is summed over the values) and `gradient_kernel` (parallel over blocks
+of channels too) finish everything else. With D_ij = dr_i . y_j (j < i) and dA_ij = do_i . u_j,
 
-    drho_j = du_j . y_j - sum_i G_ij D_ij,    X_j = sum_i D_ij Diag(gamma_i / gamma_j) k_i,
+    drho_j = dr_j . y_j / rho_j = du_j . y_j - sum_i G_ij D_ij,    X_j = sum_i D_ij Diag(gamma_i / gamma_j) k_i,
     dq_i = gamma_i * (S do_i) + sum_j dA_ij (gamma_i / gamma_j) k_j,
     dk_i = - gamma_i * (S dr_i) - sum_j D_ij rho_j (gamma_i / gamma_j) k_j                      (k_i as a row)
            + sum_l dA_li (gamma_l / gamma_i) q_l - rho_i X_i + (Gamma / gamma_i) * (dS u_i)     (k_i as a column),
@@ -36,9 +36,10 @@ from ckda.ops.triton.tile import (
     operand,
     token_sums,
     unbounded_decays,
+    widened,
 )
 
-__all__ = ["gradient_kernel", "pair_kernel", "reverse_kernel"]
+__all__ = ["contract_kernel", "gradient_kernel", "pair_kernel", "reverse_kernel"]
 
 
 @triton.jit
@@ -51,6 +52,7 @@ def reverse_kernel(
     p_A,  # [B * T, HV, C]
     p_solver,  # [B * T, HV, C]
     p_solver_low,
+    p_solver_rest,
     p_rho,  # [B * T, HV]
     p_norm2,  # [B * T, HV]
     p_start,  # [B * NC, HV, K]
@@ -59,7 +61,7 @@ def reverse_kernel(
     p_cu_seqlens,
     p_first,
     p_dv,  # out [B * T, HV, V]
-    p_duy,  # out float32 [B * T, HV, NV] du . y over each block of values
+    p_duy,  # out float32 [B * T, HV, NV] du . y over each block of values, where STORE_DUY
     p_dstates,  # out [B * NC, HV, V, K] Gamma / gamma_a times that of the state after each chunk
     p_dinitial,  # out float32 [N, HV, K, V], where STORE_INITIAL
     T,
@@ -75,6 +77,7 @@ def reverse_kernel(
     C: tl.constexpr,
     HAS_FINAL: tl.constexpr,
     STORE_INITIAL: tl.constexpr,
+    STORE_DUY: tl.constexpr,
     SUMMARY: tl.constexpr,
     BOUNDED: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -112,40 +115,35 @@ def reverse_kernel(
         b_q_forward = tl.load(p_q_forward + o_key + b_key_offset, mask=m_key, other=0.0)
         b_A = tl.load(p_A + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
         b_solver = tl.load(p_solver + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
-        b_solver_low = b_solver
+        b_solver_low, b_solver_rest = b_solver, b_solver
         if SPLIT:
             b_solver_low = tl.load(p_solver_low + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
+            b_solver_rest = tl.load(p_solver_rest + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
         b_do = tl.load(p_do + o_value + b_value_offset, mask=m_out, other=0.0)
         b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
         i_slot = first + c
         o_decay = (i_slot * HV + i_hv) * K + b_channel
         b_end = tl.load(p_end + o_decay, mask=m_channel, other=1.0)
+        b_start = tl.load(p_start + o_decay, mask=m_channel, other=1.0)  # early: nobody shall wait for it below
+        b_norm2 = tl.load(p_norm2 + line + b_line, mask=m_token, other=1.0)
         if BOUNDED:
             b_dS *= b_end[None, :]
         b_du = dot(b_do, b_A, DOT) + dot_left_split(b_dS, tl.trans(b_k_back), DOT)
-        b_dr = dot_split(b_du * b_rho[None, :], b_solver, b_solver_low, DOT)
+        b_dr = dot_split(b_du * b_rho[None, :], b_solver, b_solver_low, b_solver_rest, DOT)
         if not SUMMARY:
             o_slot = (i_slot * HV + i_hv) * (K * V)
             tl.store(p_dstates + o_slot + b_slot_offset, b_dS, mask=m_state)
-            b_length = tl.sqrt(tl.load(p_norm2 + line + b_line, mask=m_token, other=1.0))
-            tl.store(p_dv + o_value + b_value_offset, b_dr * b_length[None, :], mask=m_out)
-            b_y = tl.load(p_y + o_value + b_value_offset, mask=m_out, other=0.0).to(tl.float32)
-            tl.store(p_duy + line * NV + b_line * NV + i_v, tl.sum(b_du * b_y, 0), mask=m_token)
+            tl.store(p_dv + o_value + b_value_offset, b_dr * tl.sqrt(b_norm2)[None, :], mask=m_out)
+            if STORE_DUY:
+                b_y = tl.load(p_y + o_value + b_value_offset, mask=m_out, other=0.0).to(tl.float32)
+                tl.store(p_duy + line * NV + b_line * NV + i_v, tl.sum(b_du * b_y, 0), mask=m_token)
         if not BOUNDED:
             b_dS *= b_end[None, :]
         b_dS += dot(b_do, b_q_forward, DOT) - dot_left_split(b_dr, b_k_forward, DOT)
         if BOUNDED:
-            b_dS *= tl.load(p_start + o_decay, mask=m_channel, other=1.0)[None, :]
+            b_dS *= b_start[None, :]
     if STORE_INITIAL:
         tl.store(p_dinitial + o_state, b_dS, mask=m_state)
-
-
-@triton.jit
-def _kept_decay(b_decay):
-    """(gamma / gamma_a, gamma_a / gamma) [BK, C], signed, from what the forward pass kept."""
-    b_sum = tl.abs(b_decay) - 256.0
-    b_sign = tl.where(b_decay < 0, -1.0, 1.0)
-    return tl.exp2(b_sum) * b_sign, tl.exp2(-b_sum) * b_sign
 
 
 @triton.jit
@@ -188,14 +186,14 @@ def pair_kernel(
     p_beta,  # [B * T, HV]
     p_starts,
     p_ends,
-    p_G,  # [B * T, HV, C]
+    p_G,  # [B * T, HV, C], where beta is given
     p_rho,  # [B * T, HV]
     p_norms,  # [3, B * T, HV]
     p_o,  # [B * T, HV, V]
     p_y,  # [B * T, HV, V]
     p_do,  # [B * T, HV, V]
     p_dv,  # [B * T, HV, V] |k| dr
-    p_duy,  # [B * T, HV, NV]
+    p_duy,  # [B * T, HV, NV], where beta is given
     p_D,  # out [B * T, HV, C] strictly lower
     p_dA,  # out [B * T, HV, C] strictly lower
     p_scalars,  # out float32 [3, B * T, HV] dA_ii, q . dq, k . dk / |k|^2
@@ -214,6 +212,7 @@ def pair_kernel(
 ):
     """The products of a chunk's tokens over the values, and dbeta.
 
+    That of a logit is (1 - beta / BETA_RANGE) beta dbeta, and beta dbeta = dr . y; a given beta may be zero: the longer way.
     What the norms' backward needs is found here too: q . dq = o . do, since o is linear in q, and k . dk = (2 y - |k| v) . dr, of
     which the row gives (y - |k| v) . dr and the column u . du.
     """
@@ -223,6 +222,10 @@ def pair_kernel(
     m_token = b_index < (end - begin).to(tl.int32)
     line = begin * HV + i_hv  # the first token's row of [B * T, HV]
     b_line = b_index * HV
+    num_lines = tl.cast(TOKENS, tl.int64) * HV
+    b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
+    b_norm2 = tl.load(p_norms + 2 * num_lines + line + b_line, mask=m_token, other=1.0)
+    b_beta = tl.load(p_beta + line + b_line, mask=m_token, other=0.0).to(tl.float32)
     b_D = tl.zeros([C, C], tl.float32)
     b_dA = tl.zeros([C, C], tl.float32)
     b_diagonal = tl.zeros([C], tl.float32)
@@ -246,11 +249,8 @@ def pair_kernel(
         b_wide_dv = b_dv.to(tl.float32)
         b_y_dv += tl.sum(b_wide_dv * b_wide_y, 1)
         b_v_dv += tl.sum(b_wide_dv * b_v, 1)
-    b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
     m_lower = b_index[:, None] > b_index[None, :]
     o_square = b_line[:, None] * C + b_index[None, :]
-    num_lines = TOKENS.to(tl.int64) * HV
-    b_norm2 = tl.load(p_norms + 2 * num_lines + line + b_line, mask=m_token, other=1.0)
     b_length = tl.sqrt(b_norm2)
     b_D = tl.where(m_lower, b_D / b_length[:, None], 0.0)
     tl.store(p_D + line * C + o_square, b_D, mask=m_token[:, None])
@@ -259,14 +259,80 @@ def pair_kernel(
     tl.store(p_scalars + num_lines + line + b_line, b_q_dq, mask=m_token)
     tl.store(p_scalars + 2 * num_lines + line + b_line, (2.0 * b_y_dv / b_length - b_v_dv) / b_norm2, mask=m_token)
 
-    b_drho = -tl.sum(b_D * tl.load(p_G + line * C + o_square, mask=m_token[:, None], other=0.0), 0)
-    for i in tl.static_range(NV):
-        b_drho += tl.load(p_duy + line * NV + b_line * NV + i, mask=m_token, other=0.0)
-    b_dbeta = b_drho / b_norm2
     if BETA_RANGE > 0:
-        b_beta = tl.load(p_beta + line + b_line, mask=m_token, other=0.0).to(tl.float32)
-        b_dbeta *= learning_rate(b_beta, BETA_RANGE) * learning_rate(-b_beta, 1)
+        b_dbeta = b_y_dv / b_length * learning_rate(-b_beta, 1)
+    else:
+        b_dbeta = -tl.sum(b_D * tl.load(p_G + line * C + o_square, mask=m_token[:, None], other=0.0), 0)
+        for i in tl.static_range(NV):
+            b_dbeta += tl.load(p_duy + line * NV + b_line * NV + i, mask=m_token, other=0.0)
+        b_dbeta /= b_norm2
     tl.store(p_dbeta + line + b_line, b_dbeta, mask=m_token)
+
+
+@triton.jit
+def contract_kernel(
+    p_starts,
+    p_ends,
+    p_rho,  # [B * T, HV]
+    p_norm2,  # [B * T, HV]
+    p_y,  # [B * T, HV, V]
+    p_do,  # [B * T, HV, V]
+    p_dv,  # [B * T, HV, V] |k| dr
+    p_states,  # [B * NC, HV, V, K]
+    p_dstates,  # [B * NC, HV, V, K]
+    p_S_do,  # out [B * T, HV, K] S do
+    p_S_dr,  # out [B * T, HV, K] - S dr
+    p_dS_u,  # out [B * T, HV, K] dS u
+    p_through,  # out float32 [B * NC, HV, K] the diagonal of S dS
+    T,
+    NC,
+    HV: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    C: tl.constexpr,
+    DOT: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    """The products of the states with a chunk's values, for `gradient_kernel`, which may write the gradients in their place."""
+    i_chunk, i_hv, i_k = tl.program_id(1), tl.program_id(2), tl.program_id(0)
+    begin, end = chunk_place(i_chunk, p_starts, p_ends, T, NC, C, PACKED)
+    b_index = tl.arange(0, C)
+    m_token = b_index < (end - begin).to(tl.int32)
+    line = begin * HV + i_hv  # the first token's row of [B * T, HV]
+    b_line = b_index * HV
+    b_channel = i_k * BK + tl.arange(0, BK)
+    m_channel = b_channel < K
+    o_slot = (i_chunk * HV + i_hv).to(tl.int64)
+    b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
+    b_length = tl.sqrt(tl.load(p_norm2 + line + b_line, mask=m_token, other=1.0))
+    b_dq = tl.zeros([BK, C], tl.float32)
+    b_dk = tl.zeros([BK, C], tl.float32)
+    b_dk_end = tl.zeros([BK, C], tl.float32)
+    b_through = tl.zeros([BK], tl.float32)
+    for v in range(0, V, BV):
+        b_value = v + tl.arange(0, BV)
+        m_value = b_value < V
+        m_out = m_token[:, None] & m_value[None, :]
+        o_value = b_line[:, None] * V + b_value[None, :]
+        o_state = b_channel[:, None] + b_value[None, :] * K
+        m_state = m_channel[:, None] & m_value[None, :]
+        b_S = tl.load(p_states + o_slot * (K * V) + o_state, mask=m_state, other=0.0)
+        b_dS = tl.load(p_dstates + o_slot * (K * V) + o_state, mask=m_state, other=0.0)
+        b_do = tl.load(p_do + line * V + o_value, mask=m_out, other=0.0)
+        b_dv = tl.load(p_dv + line * V + o_value, mask=m_out, other=0.0)
+        b_y = tl.load(p_y + line * V + o_value, mask=m_out, other=0.0)
+        b_dq += dot(b_S, tl.trans(b_do), DOT)
+        b_dk += dot(b_S, tl.trans(b_dv), DOT)
+        b_dk_end += dot(b_dS, tl.trans(b_y), DOT)
+        b_through += tl.sum(b_S.to(tl.float32) * b_dS.to(tl.float32), 1)
+    m_tile = m_channel[:, None] & m_token[None, :]
+    o_g = line * K + b_line[None, :] * K + b_channel[:, None]
+    tl.store(p_S_do + o_g, b_dq, mask=m_tile)
+    tl.store(p_S_dr + o_g, b_dk * (-1.0 / b_length)[None, :], mask=m_tile)  # dr = dv / |k|
+    tl.store(p_dS_u + o_g, b_dk_end * b_rho[None, :], mask=m_tile)
+    tl.store(p_through + o_slot * K + b_channel, b_through, mask=m_channel)
 
 
 @triton.jit
@@ -284,16 +350,15 @@ def gradient_kernel(
     p_q_forward,  # [B * T, HV, K]
     p_k_forward,
     p_k_back,
-    p_decay,  # [B * T, HV, K], where KEEP_DECAY
+    p_forward,  # [B * T, HV, K] gamma / gamma_a, where RECOVER
     p_end,  # [B * NC, HV, K]
     p_D,  # [B * T, HV, C]
     p_dA,  # [B * T, HV, C]
     p_scalars,  # [3, B * T, HV] dA_ii, q . dq, k . dk / |k|^2
-    p_y,  # [B * T, HV, V]
-    p_do,  # [B * T, HV, V]
-    p_dv,  # [B * T, HV, V] |k| dr
-    p_states,  # [B * NC, HV, V, K]
-    p_dstates,  # [B * NC, HV, V, K]
+    p_S_do,  # [B * T, HV, K] by `contract_kernel`; may be p_dq
+    p_S_dr,  # may be p_dk
+    p_dS_u,  # may be p_dg
+    p_through,  # [B * NC, HV, K]
     p_dq,  # out [B * T, HV, K]
     p_dk,  # out [B * T, HV, K]
     p_dg,  # out [B * T, HV, K]
@@ -306,9 +371,7 @@ def gradient_kernel(
     H: tl.constexpr,
     HV: tl.constexpr,
     K: tl.constexpr,
-    V: tl.constexpr,
     BK: tl.constexpr,
-    BV: tl.constexpr,
     C: tl.constexpr,
     GATE: tl.constexpr,
     SIGNED: tl.constexpr,
@@ -317,7 +380,7 @@ def gradient_kernel(
     NORMALIZE: tl.constexpr,
     BOUNDED: tl.constexpr,
     WIDE: tl.constexpr,
-    KEEP_DECAY: tl.constexpr,
+    RECOVER: tl.constexpr,  # q, k and their decays from what the forward pass kept, not from the raw inputs
     DOT: tl.constexpr,
     PACKED: tl.constexpr,
 ):
@@ -337,68 +400,62 @@ def gradient_kernel(
     m_tile = m_channel[:, None] & m_token[None, :]
     o_g = b_line[None, :] * K + b_channel[:, None]
     o_slot = (i_chunk * HV + i_hv).to(tl.int64)
-    b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
+    num_lines = tl.cast(TOKENS, tl.int64) * HV
 
-    num_lines = TOKENS.to(tl.int64) * HV
+    # everything is read before the first product, so that its ways overlap, and before anything is written in its place
+    b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
     o_square = b_line[:, None] * C + b_index[None, :]
     b_D = tl.load(p_D + line * C + o_square, mask=m_token[:, None], other=0.0)
     b_dA = tl.load(p_dA + line * C + o_square, mask=m_token[:, None], other=0.0)
-
-    # what is contracted over the values
-    b_dq = tl.zeros([BK, C], tl.float32)
-    b_dk = tl.zeros([BK, C], tl.float32)
-    b_dk_end = tl.zeros([BK, C], tl.float32)
-    b_through = tl.zeros([BK], tl.float32)  # what spans the whole chunk, of the gradient of log|alpha|
-    for v in range(0, V, BV):
-        b_value = v + tl.arange(0, BV)
-        m_value = b_value < V
-        m_out = m_token[:, None] & m_value[None, :]
-        o_value = b_line[:, None] * V + b_value[None, :]
-        b_y = tl.load(p_y + line * V + o_value, mask=m_out, other=0.0)
-        b_do = tl.load(p_do + line * V + o_value, mask=m_out, other=0.0)
-        b_dv = tl.load(p_dv + line * V + o_value, mask=m_out, other=0.0)
-        o_state = b_channel[:, None] + b_value[None, :] * K
-        m_state = m_channel[:, None] & m_value[None, :]
-        b_S = tl.load(p_states + o_slot * (K * V) + o_state, mask=m_state, other=0.0)
-        b_dS = tl.load(p_dstates + o_slot * (K * V) + o_state, mask=m_state, other=0.0)
-        b_dq += dot(b_S, tl.trans(b_do), DOT)
-        b_dk -= dot(b_S, tl.trans(b_dv), DOT)
-        b_dk_end += dot(b_dS, tl.trans(b_y), DOT)
-        b_through += tl.sum(b_S.to(tl.float32) * b_dS.to(tl.float32), 1)
-    b_dk_end *= b_rho[None, :]
-    b_norm2 = tl.load(p_norms + 2 * num_lines + line + b_line, mask=m_token, other=1.0)
-    b_dk *= (1.0 / tl.sqrt(b_norm2))[None, :]  # dr = dv / |k|
-
-    if not KEEP_DECAY:
+    b_dq = tl.load(p_S_do + line * K + o_g, mask=m_tile, other=0.0)
+    b_dk = tl.load(p_S_dr + line * K + o_g, mask=m_tile, other=0.0)
+    b_dk_end = tl.load(p_dS_u + line * K + o_g, mask=m_tile, other=0.0)
+    b_through = tl.load(p_through + o_slot * K + b_channel, mask=m_channel, other=0.0)
+    b_g = tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0)
+    b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, b_channel, K, HAS_A_LOG, HAS_DT_BIAS)
+    b_diagonal = tl.load(p_scalars + line + b_line, mask=m_token, other=0.0)
+    b_q_dq = tl.load(p_scalars + num_lines + line + b_line, mask=m_token, other=0.0)
+    b_k_dk = tl.load(p_scalars + 2 * num_lines + line + b_line, mask=m_token, other=0.0)
+    b_inverse = tl.load(p_norms + line + b_line, mask=m_token, other=0.0)
+    b_power = tl.load(p_norms + num_lines + line + b_line, mask=m_token, other=0.0)
+    if BOUNDED:
+        b_kb = tl.load(p_k_back + line * K + o_g, mask=m_tile, other=0.0)
+        b_kf = tl.load(p_k_forward + line * K + o_g, mask=m_tile, other=0.0)
+        b_qf = tl.load(p_q_forward + line * K + o_g, mask=m_tile, other=0.0)
+    if RECOVER:
+        b_forward = tl.load(p_forward + line * K + o_g, mask=m_tile, other=1.0)
+    else:
         o_k = b_index[None, :] * (H * K) + b_channel[:, None]
         head = (begin * H + i_hv // (HV // H)) * K
         b_q = tl.load(p_q + head + o_k, mask=m_tile, other=0.0).to(tl.float32) * scale
         b_k = tl.load(p_k + head + o_k, mask=m_tile, other=0.0).to(tl.float32)
+    tl.debug_barrier()
+
+    b_dq, b_dk, b_dk_end = widened(b_dq, C, DOT), widened(b_dk, C, DOT), widened(b_dk_end, C, DOT)
+    b_g = widened(b_g, C, DOT)
+    if not RECOVER:
         if NORMALIZE:
-            b_q *= tl.load(p_norms + line + b_line, mask=m_token, other=0.0)[None, :]
-            b_k *= tl.load(p_norms + num_lines + line + b_line, mask=m_token, other=0.0)[None, :]
+            b_q *= b_inverse[None, :]
+            b_k *= b_power[None, :]
         b_q = operand(b_q, DOT).to(tl.float32)
         b_log, b_negative = chunk_gate(
-            tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0),
-            p_sign, p_A_log, p_dt_bias, line * K, o_g, m_tile, i_hv, b_channel,
+            b_g, p_sign, p_A_log, p_dt_bias, line * K, o_g, m_tile, i_hv, b_channel,
             K, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, WIDE,
         )  # fmt: skip
     if BOUNDED:
         # A pair counts once as a row and once as a column of the gates' gradient, and in the sum over tokens the two must cancel:
         # so both are made of the same rounded factors.
-        b_kb = tl.load(p_k_back + line * K + o_g, mask=m_tile, other=0.0)
-        b_kf = tl.load(p_k_forward + line * K + o_g, mask=m_tile, other=0.0)
-        b_through += tl.sum(b_kb.to(tl.float32) * b_dk_end, 1)
-        b_kb_rho = operand(b_kb.to(tl.float32) * b_rho[None, :], DOT)
-        b_dk -= dot(b_kb_rho, tl.trans(b_D), DOT)
+        b_key, b_row, b_query = widened(b_kb, C, DOT), widened(b_kf, C, DOT), widened(b_qf, C, DOT)
+        b_through += tl.sum(b_key * b_dk_end, 1)
+        b_key_rho = operand(b_key * b_rho[None, :], DOT)
+        b_dk -= dot(b_key_rho, tl.trans(b_D), DOT)
         b_column = dot(b_kf, b_D, DOT)
-        b_dlog = b_kf.to(tl.float32) * b_dk + b_kb_rho.to(tl.float32) * b_column
-        b_qf = tl.load(p_q_forward + line * K + o_g, mask=m_tile, other=0.0)
+        b_dlog = b_row * b_dk + b_key_rho.to(tl.float32) * b_column
         b_dk_end += dot(b_qf, b_dA, DOT)
-        b_dlog -= b_kb.to(tl.float32) * b_dk_end
+        b_dlog -= b_key * b_dk_end
         b_dk_end -= b_rho[None, :] * b_column
         b_dq += dot(b_kb, tl.trans(b_dA), DOT)
-        b_dlog += b_qf.to(tl.float32) * b_dq
+        b_dlog += b_query * b_dq
     else:
         b_dq, b_dk, b_dlog, b_reach = _unbounded_gradients(
             b_q, b_k, b_log, b_negative, b_dA, b_D, b_rho, b_dq, b_dk, b_dk_end, C, BK, DOT
@@ -409,8 +466,6 @@ def gradient_kernel(
     b_dlog = (
         token_sums(b_dlog, tl.where(b_index[:, None] >= b_index[None, :], 1.0, 0.0), DOT, True) + b_through[:, None]
     )
-    b_g = tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)
-    b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, b_channel, K, HAS_A_LOG, HAS_DT_BIAS)
     b_dg, b_dlog_rate = gate_gradient(b_dlog, b_g, b_rate, b_bias, GATE)
     tl.store(p_dg + line * K + o_g, b_dg, mask=m_tile)
     if HAS_A_LOG:
@@ -420,24 +475,20 @@ def gradient_kernel(
 
     # queries and keys, from their decayed forms back to the raw ones
     if BOUNDED:
-        if KEEP_DECAY:
-            b_forward, b_back = _kept_decay(tl.load(p_decay + line * K + o_g, mask=m_tile, other=256.0))
-            b_q, b_k = b_qf.to(tl.float32) * b_back, b_kb.to(tl.float32) * b_forward
+        if RECOVER:
+            b_forward = widened(b_forward, C, DOT)
+            b_back = 1.0 / b_forward
+            b_q, b_k = b_query * b_back, b_key * b_forward
         else:
-            b_forward, b_back, _, _, _ = bounded_decays(b_log, b_negative, C, DOT, WIDE)
+            b_forward, b_back, _, _ = bounded_decays(b_log, b_negative, C, DOT, WIDE)
         b_dq *= b_forward
         b_dk = b_dk * b_forward + b_dk_end * b_back
-    b_diagonal = tl.load(p_scalars + line + b_line, mask=m_token, other=0.0)
     b_dk += b_diagonal[None, :] * b_q
     b_dq += b_diagonal[None, :] * b_k
     if NORMALIZE:
         unscale = tl.where(scale == 0, 0.0, 1.0 / scale)
-        b_along = tl.load(p_scalars + num_lines + line + b_line, mask=m_token, other=0.0) * (unscale * unscale)
-        b_inverse = tl.load(p_norms + line + b_line, mask=m_token, other=0.0) * scale
-        b_dq = (b_dq - b_q * b_along[None, :]) * b_inverse[None, :]
-        b_along = tl.load(p_scalars + 2 * num_lines + line + b_line, mask=m_token, other=0.0)
-        b_power = tl.load(p_norms + num_lines + line + b_line, mask=m_token, other=0.0)
-        b_dk = (b_dk - b_k * b_along[None, :]) * b_power[None, :]
+        b_dq = (b_dq - b_q * (b_q_dq * (unscale * unscale))[None, :]) * (b_inverse * scale)[None, :]
+        b_dk = (b_dk - b_k * b_k_dk[None, :]) * b_power[None, :]
     else:
         b_dq *= scale
     tl.store(p_dq + line * K + o_g, b_dq, mask=m_tile)

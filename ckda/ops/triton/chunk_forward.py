@@ -36,6 +36,7 @@ from ckda.ops.triton.tile import (
     log_gate,
     operand,
     unbounded_decays,
+    widened,
 )
 
 __all__ = ["chunk_gate", "head_gate", "intra_kernel", "sequence_place", "solver_kernel", "state_kernel"]
@@ -96,19 +97,15 @@ def used_keys(b_k, NORMALIZE: tl.constexpr, WIDE: tl.constexpr):
     Rounding a unit key would turn a repeated reflection a little at every step; a power of two changes no digit. The length
     that is left goes into the learning rate, rho = beta / |k|^2, and into the value, |k| v.
     """
-    dtype = b_k.dtype
-    b_k = b_k.to(tl.float32)
+    b_wide = b_k.to(tl.float64) if WIDE else b_k
     b_power = tl.zeros_like(tl.sum(b_k, 0)) + 1.0
     b_norm2 = b_power
     if NORMALIZE:
-        b_inverse = inverse_norm(b_k)
-        b_power = tl.where(
-            b_inverse > 0, tl.exp2(tl.floor(tl.log2(tl.where(b_inverse > 0, b_inverse, 1.0)) + 0.5)), 0.0
-        )
-        b_k = (b_k * b_power[None, :]).to(dtype).to(tl.float32)
-        b_wide = b_k.to(tl.float64) if WIDE else b_k
-        b_norm2 = tl.sum(b_wide * b_wide, 0)
-        b_norm2 = tl.where(b_norm2 > 0, b_norm2, 1.0)
+        b_square = tl.sum(b_wide * b_wide, 0)
+        b_some = tl.where(b_square > 0, b_square, 1.0)
+        b_power = tl.where(b_square > 0, tl.exp2(tl.floor(0.5 - 0.5 * tl.log2(b_some.to(tl.float32)))), 0.0)
+        b_k *= b_power[None, :]
+        b_norm2 = tl.where(b_square > 0, b_square * b_power * b_power, 1.0)
     return b_k, b_power, b_norm2
 
 
@@ -135,8 +132,9 @@ def solver_kernel(
     p_rho,  # float32 [B * T, HV]
     p_starts,
     p_ends,
-    p_solver,  # out [B * T, HV, C] the inverse of I + G Diag(rho): float32, or its high half
-    p_solver_low,  # out [B * T, HV, C] its low half, where SPLIT
+    p_solver,  # out [B * T, HV, C] the inverse of I + G Diag(rho): float32, or where SPLIT its leading digits
+    p_solver_low,  # out [B * T, HV, C] the next ones
+    p_solver_rest,  # out [B * T, HV, C] and the last ones
     T,
     NC,
     HV: tl.constexpr,
@@ -169,7 +167,10 @@ def solver_kernel(
     b_high = operand(b_X, DOT)
     tl.store(p_solver + line * C + o_square, b_high, mask=m_token)
     if SPLIT:
-        tl.store(p_solver_low + line * C + o_square, b_X - b_high.to(tl.float32), mask=m_token)
+        b_X -= b_high.to(tl.float32)
+        b_low = operand(b_X, DOT)
+        tl.store(p_solver_low + line * C + o_square, b_low, mask=m_token)
+        tl.store(p_solver_rest + line * C + o_square, b_X - b_low.to(tl.float32), mask=m_token)
 
 
 @triton.jit
@@ -190,7 +191,7 @@ def intra_kernel(
     p_G,  # out float32 [B * T, HV, C] strictly lower
     p_rho,  # out float32 [B * T, HV]
     p_norms,  # out float32 [3, B * T, HV] 1/|q|, the power of two in the key, |k|^2 of the key as used
-    p_decay,  # out float32 [B * T, HV, K] 256 + log2|gamma / gamma_a|, with the sign of gamma, where KEEP_DECAY
+    p_forward,  # out [B * T, HV, K] gamma / gamma_a, where KEEP
     p_start,  # out float32 [B * NC, HV, K] gamma_a; 1 where not BOUNDED
     p_end,  # out float32 [B * NC, HV, K] Gamma / gamma_a; Gamma where not BOUNDED
     T,
@@ -210,7 +211,7 @@ def intra_kernel(
     BETA_RANGE: tl.constexpr,
     BOUNDED: tl.constexpr,
     WIDE: tl.constexpr,
-    KEEP_DECAY: tl.constexpr,
+    KEEP: tl.constexpr,
     DOT: tl.constexpr,
     PACKED: tl.constexpr,
 ):
@@ -230,6 +231,7 @@ def intra_kernel(
     b_q = tl.load(p_q + head + o_k, mask=m_tile, other=0.0)  # all loads before the first reduction
     b_k = tl.load(p_k + head + o_k, mask=m_tile, other=0.0)
     b_g = tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0)
+    b_q, b_k, b_g = widened(b_q, C, DOT), widened(b_k, C, DOT), widened(b_g, C, DOT)
     b_q, b_q_inverse = used_queries(b_q, scale, NORMALIZE, DOT)
     b_k, b_power, b_norm2 = used_keys(b_k, NORMALIZE, WIDE)
     b_log, b_negative = chunk_gate(
@@ -239,15 +241,15 @@ def intra_kernel(
     b_beta = tl.load(p_beta + line + b_line, mask=m_token, other=0.0).to(tl.float32)
     b_rho = (tl.where(m_token, learning_rate(b_beta, BETA_RANGE), 0.0) / b_norm2).to(tl.float32)
     tl.store(p_rho + line + b_line, b_rho, mask=m_token)
-    num_lines = TOKENS.to(tl.int64) * HV
+    num_lines = tl.cast(TOKENS, tl.int64) * HV
     tl.store(p_norms + line + b_line, b_q_inverse, mask=m_token)
     tl.store(p_norms + num_lines + line + b_line, b_power, mask=m_token)
     tl.store(p_norms + 2 * num_lines + line + b_line, b_norm2, mask=m_token)
 
     if BOUNDED:
-        b_forward, b_back, b_decay, b_start, b_end = bounded_decays(b_log, b_negative, C, DOT, WIDE)
-        if KEEP_DECAY:
-            tl.store(p_decay + line * K + o_g, b_decay, mask=m_tile)
+        b_forward, b_back, b_start, b_end = bounded_decays(b_log, b_negative, C, DOT, WIDE)
+        if KEEP:
+            tl.store(p_forward + line * K + o_g, b_forward, mask=m_tile)
         b_query, b_row, b_key = b_q * b_forward, b_k * b_forward, b_k * b_back
         b_A = dot(tl.trans(b_query), b_key, DOT)
         b_G = dot(tl.trans(b_row), b_key, DOT)
@@ -293,6 +295,7 @@ def state_kernel(
     p_A,  # [B * T, HV, C]
     p_solver,  # [B * T, HV, C]
     p_solver_low,
+    p_solver_rest,
     p_rho,  # [B * T, HV]
     p_norm2,  # [B * T, HV]
     p_start,  # [B * NC, HV, K]
@@ -357,9 +360,10 @@ def state_kernel(
         b_k_forward = tl.load(p_k_forward + o_key + b_key_offset, mask=m_key, other=0.0)
         b_k_back = tl.load(p_k_back + o_key + b_key_offset, mask=m_key, other=0.0)
         b_solver = tl.load(p_solver + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
-        b_solver_low = b_solver
+        b_solver_low, b_solver_rest = b_solver, b_solver
         if SPLIT:
             b_solver_low = tl.load(p_solver_low + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
+            b_solver_rest = tl.load(p_solver_rest + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
         b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
         i_slot = first + c
         o_decay = (i_slot * HV + i_hv) * K + b_channel
@@ -371,7 +375,7 @@ def state_kernel(
             b_length = tl.sqrt(tl.load(p_norm2 + line + b_line, mask=m_token, other=1.0))
             b_v = tl.load(p_v + o_value + b_value_offset, mask=m_out, other=0.0).to(tl.float32)
             b_rest += b_v * b_length[None, :]
-        b_y = dot_split(b_rest, tl.trans(b_solver), tl.trans(b_solver_low), DOT)
+        b_y = dot_split(b_rest, tl.trans(b_solver), tl.trans(b_solver_low), tl.trans(b_solver_rest), DOT)
         b_u = b_y * b_rho[None, :]
         if SUMMARY == "none":
             if SAVE:

@@ -28,12 +28,15 @@ __all__ = [
     "operand",
     "token_sums",
     "unbounded_decays",
+    "widened",
 ]
 
 LOG2E = tl.constexpr(1.4426950408889634)
 EPS = tl.constexpr(0.006737946999085467)  # e^-5
 # log2 of alpha = 0: any difference to it is zero after exp2, and float64 keeps the rest
 ZERO_GATE = tl.constexpr(-1.0e5)
+# 1.5 * 2^23: a small float32 added to it is rounded to a whole number, which its last bits then hold
+ROUND = tl.constexpr(12582912.0)
 
 
 @triton.jit
@@ -63,12 +66,26 @@ def inverse_norm(b_x):
 
 
 @triton.jit
-def _log1m(b_x):
-    """log(1 - x), 0 <= x < 1, float32, with the digits of a small x kept: a series of atanh below 1/4."""
-    b_z = b_x / (2.0 - b_x)
-    b_z2 = b_z * b_z
-    b_small = -2.0 * b_z * (1.0 + b_z2 * (1.0 / 3 + b_z2 * (1.0 / 5 + b_z2 * (1.0 / 7 + b_z2 * (1.0 / 9)))))
-    return tl.where(b_x < 0.25, b_small, tl.log(1.0 - b_x))
+def _exp_minus(b_x):
+    """exp(-|x|)."""
+    return tl.exp2(-LOG2E * tl.abs(b_x))
+
+
+@triton.jit
+def _log2(b_x):
+    """log2(x) of a normal float32 x > 0, with the digits of an x near 1 kept: a polynomial of the mantissa in [2/3, 4/3)."""
+    b_bits = b_x.to(tl.int32, bitcast=True)
+    b_exponent = (b_bits - 0x3F2AAAAB) >> 23  # 0x3F2AAAAB is 2/3
+    b_t = (b_bits - (b_exponent << 23)).to(tl.float32, bitcast=True) - 1.0
+    b_p = 0.19790589809417725 * b_t - 0.22208154201507568
+    b_p = b_p * b_t + 0.2028801292181015
+    b_p = b_p * b_t - 0.23681357502937317
+    b_p = b_p * b_t + 0.28863662481307983
+    b_p = b_p * b_t - 0.3607880771160126
+    b_p = b_p * b_t + 0.4808976352214813
+    b_p = b_p * b_t - 0.7213465571403503
+    b_p = b_p * b_t + 1.4426950216293335
+    return b_p * b_t + b_exponent.to(tl.float32)
 
 
 @triton.jit
@@ -90,18 +107,18 @@ def log_gate(b_g, b_rate, b_bias, GATE: tl.constexpr, WIDE: tl.constexpr):
         b_negative = b_g > float("inf")
     elif GATE == "signed":
         b_u = b_rate * (b_g + b_bias)
-        b_e = tl.exp(-tl.abs(b_u))
-        b_x = 2.0 * (1.0 - EPS) * (b_e / (1.0 + b_e))
-        b_log = (tl.log(1.0 - b_x) if WIDE else _log1m(b_x)) * LOG2E
+        b_e = _exp_minus(b_u)
+        b_alpha = (1.0 - (1.0 - 2.0 * EPS) * b_e) / (1.0 + b_e)
+        b_log = tl.log2(b_alpha) if WIDE else _log2(b_alpha)
         b_negative = b_u < 0
     elif GATE == "sigmoid":
         b_u = b_rate * (b_g + b_bias)
-        b_e = tl.exp(-tl.abs(b_u))
+        b_e = _exp_minus(b_u)
         b_log = -5.0 * LOG2E * tl.where(b_u < 0, b_e, 1.0) / (1.0 + b_e)
         b_negative = b_u > float("inf")
     else:
         b_x = b_g + b_bias
-        b_e = tl.exp(-tl.abs(b_x))
+        b_e = _exp_minus(b_x)
         b_log = -b_rate * (tl.maximum(b_x, 0.0) + _log1p_small(b_e)) * LOG2E
         b_log = tl.maximum(b_log, ZERO_GATE)
         b_negative = b_x > float("inf")
@@ -115,16 +132,16 @@ def alpha_gate(b_g, b_rate, b_bias, GATE: tl.constexpr):
         b_alpha = tl.exp(b_g)
     elif GATE == "signed":
         b_u = b_rate * (b_g + b_bias)
-        b_e = tl.exp(-tl.abs(b_u))
+        b_e = _exp_minus(b_u)
         b_alpha = 1.0 - 2.0 * (1.0 - EPS) * (b_e / (1.0 + b_e))
         b_alpha = tl.where(b_u < 0, -b_alpha, b_alpha)
     elif GATE == "sigmoid":
         b_u = b_rate * (b_g + b_bias)
-        b_e = tl.exp(-tl.abs(b_u))
+        b_e = _exp_minus(b_u)
         b_alpha = tl.exp(-5.0 * tl.where(b_u < 0, b_e, 1.0) / (1.0 + b_e))
     else:
         b_x = b_g + b_bias
-        b_alpha = tl.exp(-b_rate * (tl.maximum(b_x, 0.0) + _log1p_small(tl.exp(-tl.abs(b_x)))))
+        b_alpha = tl.exp(-b_rate * (tl.maximum(b_x, 0.0) + _log1p_small(_exp_minus(b_x))))
     return b_alpha
 
 
@@ -136,19 +153,18 @@ def gate_gradient(b_dlog, b_g, b_rate, b_bias, GATE: tl.constexpr):
         b_drate = b_dg
     elif GATE == "signed":
         b_u = b_rate * (b_g + b_bias)
-        b_e = tl.exp(-tl.abs(b_u))
-        b_s = b_e / (1.0 + b_e)
-        b_du = b_dlog * 2.0 * (1.0 - EPS) * (b_s - b_s * b_s) / (1.0 - 2.0 * (1.0 - EPS) * b_s)
+        b_e = _exp_minus(b_u)
+        b_du = b_dlog * (2.0 * (1.0 - EPS) * b_e) / ((1.0 + b_e) * (1.0 - (1.0 - 2.0 * EPS) * b_e))
         b_du = tl.where(b_u == 0, 0.0, tl.where(b_u < 0, -b_du, b_du))
         b_dg, b_drate = b_du * b_rate, b_du * b_u
     elif GATE == "sigmoid":
         b_u = b_rate * (b_g + b_bias)
-        b_e = tl.exp(-tl.abs(b_u))
+        b_e = _exp_minus(b_u)
         b_du = -5.0 * b_dlog * b_e / ((1.0 + b_e) * (1.0 + b_e))
         b_dg, b_drate = b_du * b_rate, b_du * b_u
     else:
         b_x = b_g + b_bias
-        b_e = tl.exp(-tl.abs(b_x))
+        b_e = _exp_minus(b_x)
         b_softplus = tl.maximum(b_x, 0.0) + _log1p_small(b_e)
         b_dg = -b_dlog * b_rate * tl.where(b_x < 0, b_e, 1.0) / (1.0 + b_e)
         b_drate = -b_dlog * b_rate * b_softplus
@@ -161,7 +177,7 @@ def learning_rate(b_beta, BETA_RANGE: tl.constexpr):
     if BETA_RANGE == 0:
         return b_beta
     else:
-        b_e = tl.exp(-tl.abs(b_beta))
+        b_e = _exp_minus(b_beta)
         return BETA_RANGE * tl.where(b_beta < 0, b_e, 1.0) / (1.0 + b_e)
 
 
@@ -189,6 +205,17 @@ def dot(b_a, b_b, DOT: tl.constexpr):
 
 
 @triton.jit
+def widened(b_x, C: tl.constexpr, DOT: tl.constexpr):
+    """x [D, C] in float32, laid out like a product: half precision goes through one with the identity, which is exact and spares
+    the detour by which Triton would bring a loaded tile into that layout."""
+    if DOT == "bf16" or DOT == "fp16":
+        b_one = tl.where(tl.arange(0, C)[:, None] == tl.arange(0, C)[None, :], 1.0, 0.0)
+        return tl.dot(operand(b_x, DOT), operand(b_one, DOT))
+    else:
+        return b_x.to(tl.float32)
+
+
+@triton.jit
 def _rest(b_x, b_high, DOT: tl.constexpr):
     """The low half of x: what its rounding left."""
     return operand(b_x - b_high.to(tl.float32), DOT)
@@ -205,11 +232,14 @@ def dot_left_split(b_a, b_b, DOT: tl.constexpr):
 
 
 @triton.jit
-def dot_split(b_a, b_high, b_low, DOT: tl.constexpr):
-    """a (high + low) with all kept to twice the digits; the product of the low halves is left out, and low elsewhere too."""
+def dot_split(b_a, b_high, b_low, b_rest, DOT: tl.constexpr):
+    """a (high + low + rest) with a kept to twice the digits; low and rest are left out where the high half is float32.
+
+    A matrix that is the same in every chunk (equal keys) is off by the same in every chunk: it needs its last digits.
+    """
     if DOT == "bf16" or DOT == "fp16":
         b_left = operand(b_a, DOT)
-        b_product = tl.dot(b_left, b_high, tl.dot(b_left, b_low))
+        b_product = tl.dot(b_left, b_high, tl.dot(b_left, b_low, tl.dot(b_left, b_rest)))
         return tl.dot(_rest(b_a, b_left, DOT), b_high, b_product)
     else:
         return tl.dot(b_a, b_high, input_precision=DOT)
@@ -235,10 +265,10 @@ def token_sums(b_x, b_M, DOT: tl.constexpr, EXACT: tl.constexpr):
 
 
 @triton.jit
-def parity_sign(b_negative, b_M, DOT: tl.constexpr):
-    """+1 or -1 [D, C]: the sign of the product of the gates that M selects. Counts up to C are exact in any precision."""
+def parity_bit(b_negative, b_M, DOT: tl.constexpr):
+    """int32 [D, C]: the sign bit of the product of the gates that M selects. Counts up to C are exact in any precision."""
     b_count = dot(tl.where(b_negative, 1.0, 0.0), b_M, DOT)
-    return 1.0 - 2.0 * (b_count.to(tl.int32) & 1).to(tl.float32)
+    return (b_count + ROUND).to(tl.int32, bitcast=True) << 31  # the last bit of a whole number that was added to ROUND
 
 
 # Decay factors, signed, float32 -----------------------------------------------------------------------------------------
@@ -246,40 +276,37 @@ def parity_sign(b_negative, b_M, DOT: tl.constexpr):
 
 @triton.jit
 def sign_through(b_negative, C: tl.constexpr, DOT: tl.constexpr):
-    """[BK, C]: the sign of gamma_i, also where gamma_i underflows."""
+    """int32 [BK, C]: the sign bit of gamma_i, also where gamma_i underflows."""
     b_from, b_to = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    return parity_sign(b_negative, tl.where(b_from <= b_to, 1.0, 0.0), DOT)
+    return parity_bit(b_negative, tl.where(b_from <= b_to, 1.0, 0.0), DOT)
 
 
 @triton.jit
 def bounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr, WIDE: tl.constexpr):
-    """All decays of a chunk by way of its middle, for gates of at least e^-5: (forward, back, sum, start, end).
+    """All decays of a chunk by way of its middle, for gates of at least e^-5: (forward, back, start, end).
 
-    With m the whole number next to log2|gamma_a|, a the middle token: forward, back [BK, C] are gamma_i / 2^m and 2^m / gamma_i,
-    sum is log2 of forward with 256 added and the sign of gamma_i, and start, end [BK] are 2^m and Gamma / 2^m. So gamma_i =
-    forward_i start and Gamma / gamma_i = back_i end, up to the sign of Gamma, which end has.
+    With m the whole number next to log2|gamma_a|, a the middle token: forward, back [BK, C] are gamma_i / 2^m and 2^m / gamma_i, and
+    start, end [BK] are 2^m and Gamma / 2^m. So gamma_i = forward_i start and Gamma / gamma_i = back_i end, signs included.
 
     m depends on tokens after i, but a power of two changes no digit: later tokens do not change earlier outputs, not even by
-    rounding. Hence the whole and the broken part of an exponent are raised apart.
+    rounding. Hence only the broken part of an exponent is raised, and the whole part added to the bits of the result.
     """
     b_from, b_to = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     b_sign = sign_through(b_negative, C, DOT)
-    b_middle = tl.floor(tl.sum(tl.where(b_to < C // 2, b_log, 0.0), 1) + 0.5)
     b_cum = tl.cumsum(b_log, 1) if WIDE else token_sums(b_log, tl.where(b_from <= b_to, 1.0, 0.0), DOT, False)
-    b_whole = tl.floor(b_cum)
-    b_broken = (b_cum - b_whole).to(tl.float32)
-    b_whole = (b_whole - b_middle[:, None]).to(tl.float32)
-    b_forward = tl.exp2(b_broken) * (tl.exp2(b_whole) * b_sign)
-    b_back = tl.exp2(-b_broken) * (tl.exp2(-b_whole) * b_sign)
-    b_start = tl.exp2(b_middle.to(tl.float32))
-    b_end = tl.exp2((tl.sum(b_log, 1) - b_middle).to(tl.float32)) * at_token(b_sign, C - 1, C)
-    return b_forward, b_back, (256.0 + b_whole + b_broken) * b_sign, b_start, b_end
+    b_round = b_cum.to(tl.float32) + ROUND
+    b_broken = (b_cum - (b_round - ROUND)).to(tl.float32)
+    b_middle = at_token(b_cum, C // 2 - 1, C).to(tl.float32) + ROUND
+    b_shift = (b_round.to(tl.int32, bitcast=True) - b_middle.to(tl.int32, bitcast=True)[:, None]) << 23
+    b_forward = ((tl.exp2(b_broken).to(tl.int32, bitcast=True) + b_shift) ^ b_sign).to(tl.float32, bitcast=True)
+    b_back = ((tl.exp2(-b_broken).to(tl.int32, bitcast=True) - b_shift) ^ b_sign).to(tl.float32, bitcast=True)
+    return b_forward, b_back, tl.exp2(b_middle - ROUND), at_token(b_forward, C - 1, C)
 
 
 @triton.jit
 def unbounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr):
     """(gamma, Gamma / gamma, sign of gamma), [BK, C] each, from float64 logs of any size."""
-    b_sign = sign_through(b_negative, C, DOT)
+    b_sign = tl.where(sign_through(b_negative, C, DOT) < 0, -1.0, 1.0)
     b_cum = tl.cumsum(b_log, 1)
     b_end = (tl.sum(b_log, 1)[:, None] - b_cum).to(tl.float32)
     return tl.exp2(b_cum.to(tl.float32)) * b_sign, tl.exp2(b_end) * b_sign * at_token(b_sign, C - 1, C)[:, None], b_sign

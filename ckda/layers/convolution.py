@@ -1,0 +1,178 @@
+"""The short causal convolution, with the SiLU behind it, as one node: on a GPU one kernel forward and two backward.
+
+    z_t = sum_s weight[:, s] x_{t-s}, s = 0 ... S - 1,    y = z or silu(z)
+
+In plain operations it was a third of a training step of a language model, more than the recurrence it feeds. With
+dz = dy silu'(z), and z computed again rather than kept, the gradients are
+
+    dx_t = sum_s weight[:, s] dz_{t+s},    dweight[:, s] = sum_t dz_t x_{t-s}.
+
+Tokens before the first are those of `past`, or zero; in packed sequences they are zero before each. Sums are in float32.
+
+Legend: B batch, T time, D channels, S taps, N packed sequences.
+"""
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+__all__ = ["has_kernel", "position_in_sequence", "short_convolution", "torch_backward", "torch_forward"]
+
+_HAS_TRITON = find_spec("triton") is not None
+
+
+def position_in_sequence(cu_seqlens: Tensor, T: int) -> Tensor:
+    """[T] the index of each token inside its own packed sequence.
+
+    Example:
+        >>> position_in_sequence(torch.tensor([0, 3, 3, 5]), 5).tolist()
+        [0, 1, 2, 0, 1]
+    """
+    token = torch.arange(T, device=cu_seqlens.device)
+    owner = torch.searchsorted(cu_seqlens[1:].contiguous(), token, right=True)
+    return token - cu_seqlens[owner]
+
+
+def _delayed(x: Tensor, S: int, past: Tensor | None, cu_seqlens: Tensor | None) -> list[Tensor]:
+    """S tensors [B, T, D]: x_t, x_{t-1}, ..., x_{t-S+1}."""
+    B, T, D = x.shape
+    history = torch.cat([x.new_zeros(B, S - 1, D) if past is None else past, x], 1)
+    shifted = [history[:, S - 1 - s : S - 1 - s + T] for s in range(S)]
+    if cu_seqlens is None:
+        return shifted
+    position = position_in_sequence(cu_seqlens, T).unsqueeze(-1)
+    return [y if s == 0 else y * (position >= s) for s, y in enumerate(shifted)]
+
+
+def torch_forward(x: Tensor, weight: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, activate: bool) -> Tensor:
+    """x [B, T, D], weight [D, S], past [B, S - 1, D], cu_seqlens [N + 1] -> y [B, T, D], in plain operations in x's dtype."""
+    weight = weight.to(x.dtype)
+    terms = [y * weight[:, s] for s, y in enumerate(_delayed(x, weight.shape[1], past, cu_seqlens))]
+    z = terms[0]
+    for term in terms[1:]:
+        z = z + term
+    return silu(z) if activate else z
+
+
+def torch_backward(
+    dy: Tensor, x: Tensor, weight: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, activate: bool
+) -> tuple[Tensor, Tensor]:
+    """dx and dweight of :func:`torch_forward`, by the formulas above, in float32 at least."""
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    x_, w, dz = x.to(wide), weight.to(wide), dy.to(wide)
+    S, T = w.shape[1], x.shape[1]
+    delayed = _delayed(x_, S, None if past is None else past.to(wide), cu_seqlens)
+    if activate:
+        z = torch.stack([y * w[:, s] for s, y in enumerate(delayed)]).sum(0)
+        sigma = torch.sigmoid(z)
+        dz = dz * sigma * (1 + z * (1 - sigma))
+    dweight = torch.stack([(dz * y).sum((0, 1)) for y in delayed], 1)
+    position = None if cu_seqlens is None else position_in_sequence(cu_seqlens, T).unsqueeze(-1)
+    dx = dz * w[:, 0]
+    for s in range(1, min(S, T)):
+        later = dz if position is None else dz * (position >= s)
+        dx[:, : T - s] += later[:, s:] * w[:, s]
+    return dx.to(x.dtype), dweight.to(weight.dtype)
+
+
+def has_kernel(x: Tensor) -> bool:
+    """Whether the kernels serve an input like x; a compiled program makes its own."""
+    compiling = torch.compiler.is_compiling()
+    return x.is_cuda and _HAS_TRITON and x.dtype != torch.float64 and not compiling
+
+
+def _kernels() -> Any:
+    from ckda.layers import convolution_kernels
+
+    return convolution_kernels
+
+
+@torch.library.custom_op("ckda::short_convolution", mutates_args=())
+def _forward(x: Tensor, weight: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, activate: bool) -> Tensor:
+    if has_kernel(x):
+        return _kernels().forward(x, weight, past, cu_seqlens, activate)
+    return torch_forward(x, weight, past, cu_seqlens, activate).contiguous()
+
+
+@_forward.register_fake
+def _(x: Tensor, weight: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, activate: bool) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op("ckda::short_convolution_backward", mutates_args=())
+def _backward(
+    dy: Tensor, x: Tensor, weight: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, activate: bool
+) -> list[Tensor]:
+    """[dx, dweight]."""
+    run = _kernels().backward if has_kernel(x) else torch_backward
+    return [grad.contiguous() for grad in run(dy, x, weight, past, cu_seqlens, activate)]
+
+
+@_backward.register_fake
+def _(
+    dy: Tensor, x: Tensor, weight: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, activate: bool
+) -> list[Tensor]:
+    like = torch.contiguous_format
+    return [torch.empty_like(x, memory_format=like), torch.empty_like(weight, memory_format=like)]
+
+
+def _setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    *tensors, ctx.activate = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _autograd(ctx: Any, dy: Tensor) -> tuple:
+    dx, dweight = torch.ops.ckda.short_convolution_backward(dy, *ctx.saved_tensors, ctx.activate)
+    return dx, dweight, None, None, None
+
+
+torch.library.register_autograd("ckda::short_convolution", _autograd, setup_context=_setup_context)
+
+
+def _vmap(
+    info: Any,
+    in_dims: tuple,
+    x: Tensor,
+    weight: Tensor,
+    past: Tensor | None,
+    cu_seqlens: Tensor | None,
+    activate: bool,
+) -> tuple[Tensor, int]:
+    """The mapped axis becomes part of the channels, each of which has its own taps."""
+    R = info.batch_size
+    if in_dims[3] is not None:
+        raise ValueError("cu_seqlens is mapped by vmap; it must be the same for all")
+
+    def fold(y: Tensor | None, dim: int | None, axis: int) -> Tensor | None:
+        if y is None:
+            return None
+        y = y.unsqueeze(0).expand(R, *y.shape) if dim is None else y.movedim(dim, 0)
+        return y.movedim(0, axis).flatten(axis, axis + 1)
+
+    folded = [fold(x, in_dims[0], 2), fold(weight, in_dims[1], 0), fold(past, in_dims[2], 2)]
+    return torch.ops.ckda.short_convolution(*folded, cu_seqlens, activate).unflatten(2, (R, -1)), 2
+
+
+torch.library.register_vmap("ckda::short_convolution", _vmap)
+
+
+def short_convolution(
+    x: Tensor, weight: Tensor, past: Tensor | None = None, cu_seqlens: Tensor | None = None, activate: bool = False
+) -> Tensor:
+    """y [B, T, D] of x [B, T, D] and weight [D, S] in x's dtype, with the gradients of both, and under vmap.
+
+    Args:
+        past: [B, S - 1, D] the tokens before x; it gets no gradient. cu_seqlens: [N + 1], B = 1 and no past then.
+        activate: SiLU of the result.
+
+    Example:
+        >>> x, weight = torch.tensor([1.0, 2.0, 4.0]).view(1, 3, 1), torch.tensor([[1.0, 0.5]])
+        >>> short_convolution(x, weight).flatten().tolist()
+        [1.0, 2.5, 5.0]
+        >>> short_convolution(x, weight, cu_seqlens=torch.tensor([0, 2, 3])).flatten().tolist()
+        [1.0, 2.5, 4.0]
+    """
+    return torch.ops.ckda.short_convolution(x, weight, past, cu_seqlens, activate)

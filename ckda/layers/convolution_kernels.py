@@ -1,0 +1,247 @@
+"""The kernels of :mod:`ckda.layers.convolution`, whose formulas they compute in float32.
+
+One program takes BT tokens of one sequence and BD channels. Of the inputs only the channels must lie side by side. The gradient
+of the weight leaves each program as a partial sum, so that it is the same every time.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = [
+    "backward",
+    "convolution_gradient_kernel",
+    "convolution_input_kernel",
+    "convolution_output_kernel",
+    "forward",
+]
+
+BLOCK_T, BLOCK_D = 32, 128
+_VARIES = ("num_cu", "steps")  # from batch to batch
+
+
+@triton.jit
+def _place(T, D, BT: tl.constexpr, BD: tl.constexpr):
+    """This program's sequence, its tokens [BT] and its channels [BD]."""
+    num = tl.cdiv(T, BT)
+    i_b = (tl.program_id(0) // num).to(tl.int64)
+    o_t = (tl.program_id(0) % num) * BT + tl.arange(0, BT)
+    o_d = tl.program_id(1) * BD + tl.arange(0, BD)
+    return i_b, o_t, o_d
+
+
+@triton.jit
+def _first_of(p_cu, o_t, num_cu, steps, BT: tl.constexpr, PACKED: tl.constexpr):
+    """[BT] the first token of each token's packed sequence, by bisection: the last of cu_seqlens that is not behind it."""
+    b_low = tl.zeros((BT,), tl.int32)
+    if PACKED:
+        b_high = tl.zeros((BT,), tl.int32) + num_cu
+        for _ in range(steps):
+            b_middle = (b_low + b_high) // 2
+            m_right = tl.load(p_cu + b_middle).to(tl.int32) <= o_t
+            b_low = tl.where(m_right, b_middle, b_low)
+            b_high = tl.where(m_right, b_high, b_middle)
+        b_low = tl.load(p_cu + b_low).to(tl.int32)
+    return b_low
+
+
+@triton.jit
+def _delayed(
+    p_x, p_past, i_b, o_t, o_d, b_first, s, T, D, x_b, x_t, past_b, past_t, S: tl.constexpr, HAS_PAST: tl.constexpr
+):
+    """[BT, BD] x_{t-s} in float32, zero before the first token unless there is a past."""
+    o_s = o_t - s
+    m_d = (o_d < D)[None, :]
+    m_x = ((o_s >= b_first) & (o_t < T))[:, None] & m_d
+    rows = i_b * x_b + o_s.to(tl.int64) * x_t
+    b_x = tl.load(p_x + rows[:, None] + o_d[None, :], mask=m_x, other=0.0).to(tl.float32)
+    if HAS_PAST:
+        m_past = ((o_s < 0) & (o_t < T))[:, None] & m_d
+        rows = i_b * past_b + (o_s + S - 1).to(tl.int64) * past_t
+        b_x += tl.load(p_past + rows[:, None] + o_d[None, :], mask=m_past, other=0.0).to(tl.float32)
+    return b_x
+
+
+@triton.jit(do_not_specialize=_VARIES)
+def convolution_output_kernel(
+    p_x,  # [B, T, D]
+    p_weight,  # [D, S]
+    p_past,  # [B, S - 1, D]
+    p_cu,  # [num_cu]
+    p_y,  # [B, T, D]
+    T,
+    D,
+    x_b,
+    x_t,
+    past_b,
+    past_t,
+    num_cu,
+    steps,
+    S: tl.constexpr,
+    BT: tl.constexpr,
+    BD: tl.constexpr,
+    ACTIVATE: tl.constexpr,
+    HAS_PAST: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    """y = z or silu(z)."""
+    i_b, o_t, o_d = _place(T, D, BT, BD)
+    b_first = _first_of(p_cu, o_t, num_cu, steps, BT, PACKED)
+    b_z = tl.zeros((BT, BD), tl.float32)
+    for s in tl.static_range(S):
+        b_w = tl.load(p_weight + o_d * S + s, mask=o_d < D, other=0.0).to(tl.float32)
+        b_x = _delayed(p_x, p_past, i_b, o_t, o_d, b_first, s, T, D, x_b, x_t, past_b, past_t, S, HAS_PAST)
+        b_z += b_x * b_w[None, :]
+    if ACTIVATE:
+        b_z = b_z / (1.0 + tl.exp(-b_z))
+    rows = (i_b * T + o_t) * D
+    mask = (o_t < T)[:, None] & (o_d < D)[None, :]
+    tl.store(p_y + rows[:, None] + o_d[None, :], b_z.to(p_y.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=_VARIES)
+def convolution_gradient_kernel(
+    p_dy,  # [B, T, D]
+    p_x,  # [B, T, D]
+    p_weight,  # [D, S]
+    p_past,  # [B, S - 1, D]
+    p_cu,  # [num_cu]
+    p_dz,  # [B, T, D], written where ACTIVATE; else dz is dy
+    p_dweight,  # [programs along T, D, S] float32
+    T,
+    D,
+    dy_b,
+    dy_t,
+    x_b,
+    x_t,
+    past_b,
+    past_t,
+    num_cu,
+    steps,
+    S: tl.constexpr,
+    BT: tl.constexpr,
+    BD: tl.constexpr,
+    ACTIVATE: tl.constexpr,
+    HAS_PAST: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    """dz = dy silu'(z), with z from x again, and this block's part of dweight."""
+    i_b, o_t, o_d = _place(T, D, BT, BD)
+    b_first = _first_of(p_cu, o_t, num_cu, steps, BT, PACKED)
+    mask = (o_t < T)[:, None] & (o_d < D)[None, :]
+    rows = i_b * dy_b + o_t.to(tl.int64) * dy_t
+    b_dz = tl.load(p_dy + rows[:, None] + o_d[None, :], mask=mask, other=0.0).to(tl.float32)
+    if ACTIVATE:
+        b_z = tl.zeros((BT, BD), tl.float32)
+        for s in tl.static_range(S):
+            b_w = tl.load(p_weight + o_d * S + s, mask=o_d < D, other=0.0).to(tl.float32)
+            b_x = _delayed(p_x, p_past, i_b, o_t, o_d, b_first, s, T, D, x_b, x_t, past_b, past_t, S, HAS_PAST)
+            b_z += b_x * b_w[None, :]
+        b_sigma = 1.0 / (1.0 + tl.exp(-b_z))
+        b_dz = b_dz * b_sigma * (1.0 + b_z * (1.0 - b_sigma))
+        rows = (i_b * T + o_t) * D
+        tl.store(p_dz + rows[:, None] + o_d[None, :], b_dz.to(p_dz.dtype.element_ty), mask=mask)
+    p_part = p_dweight + (tl.program_id(0).to(tl.int64) * D + o_d) * S
+    for s in tl.static_range(S):
+        b_x = _delayed(p_x, p_past, i_b, o_t, o_d, b_first, s, T, D, x_b, x_t, past_b, past_t, S, HAS_PAST)
+        tl.store(p_part + s, tl.sum(b_dz * b_x, 0), mask=o_d < D)
+
+
+@triton.jit(do_not_specialize=_VARIES)
+def convolution_input_kernel(
+    p_dz,  # [B, T, D]
+    p_weight,  # [D, S]
+    p_cu,  # [num_cu]
+    p_dx,  # [B, T, D]
+    T,
+    D,
+    dz_b,
+    dz_t,
+    num_cu,
+    steps,
+    S: tl.constexpr,
+    BT: tl.constexpr,
+    BD: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    """dx_t = sum_s weight[:, s] dz_{t+s}, over the tokens of t's own sequence."""
+    i_b, o_t, o_d = _place(T, D, BT, BD)
+    b_first = _first_of(p_cu, o_t, num_cu, steps, BT, PACKED)
+    b_dx = tl.zeros((BT, BD), tl.float32)
+    for s in tl.static_range(S):
+        o_s = o_t + s
+        m_t = o_s < T
+        if PACKED:
+            m_t = m_t & (_first_of(p_cu, o_s, num_cu, steps, BT, PACKED) == b_first)
+        b_w = tl.load(p_weight + o_d * S + s, mask=o_d < D, other=0.0).to(tl.float32)
+        rows = i_b * dz_b + o_s.to(tl.int64) * dz_t
+        mask = m_t[:, None] & (o_d < D)[None, :]
+        b_dx += tl.load(p_dz + rows[:, None] + o_d[None, :], mask=mask, other=0.0).to(tl.float32) * b_w[None, :]
+    rows = (i_b * T + o_t) * D
+    mask = (o_t < T)[:, None] & (o_d < D)[None, :]
+    tl.store(p_dx + rows[:, None] + o_d[None, :], b_dx.to(p_dx.dtype.element_ty), mask=mask)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """x with its channels side by side."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def _launch(x: Tensor, cu_seqlens: Tensor | None) -> tuple[tuple[int, int], tuple[int, int], dict[str, int]]:
+    """The grid, the length of cu_seqlens with the steps of its bisection, and the blocks."""
+    B, T, D = x.shape
+    BT = BLOCK_T if T > 1 else 1
+    BD = min(BLOCK_D, triton.next_power_of_2(D))
+    num_cu = 0 if cu_seqlens is None else cu_seqlens.numel()
+    blocks = {"BT": BT, "BD": BD, "num_warps": 8 if BT * BD >= 4096 else 4}
+    return (B * triton.cdiv(T, BT), triton.cdiv(D, BD)), (num_cu, num_cu.bit_length()), blocks
+
+
+def forward(x: Tensor, weight: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, activate: bool) -> Tensor:
+    """As :func:`ckda.layers.convolution.torch_forward`."""
+    _, T, D = x.shape
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if not y.numel():
+        return y
+    x, weight, before, bounds = _arguments(x, weight, past, cu_seqlens)
+    grid, search, blocks = _launch(x, cu_seqlens)
+    strides = (*x.stride()[:2], *before.stride()[:2])
+    options = {"ACTIVATE": activate, "HAS_PAST": before is not x, "PACKED": cu_seqlens is not None}
+    S = weight.shape[1]
+    convolution_output_kernel[grid](x, weight, before, bounds, y, T, D, *strides, *search, S=S, **blocks, **options)
+    return y
+
+
+def backward(
+    dy: Tensor, x: Tensor, weight: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, activate: bool
+) -> tuple[Tensor, Tensor]:
+    """As :func:`ckda.layers.convolution.torch_backward`; with SiLU dz passes through memory in x's dtype."""
+    _, T, D = x.shape
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if not dx.numel():
+        return dx, torch.zeros_like(weight)
+    dy = _rows(dy)
+    x, weight, before, bounds = _arguments(x, weight, past, cu_seqlens)
+    grid, search, blocks = _launch(x, cu_seqlens)
+    S, packed = weight.shape[1], cu_seqlens is not None
+    dz = torch.empty_like(dx) if activate else dy
+    parts = torch.empty(grid[0], D, S, dtype=torch.float32, device=x.device)
+    strides = (*dy.stride()[:2], *x.stride()[:2], *before.stride()[:2])
+    options = {"ACTIVATE": activate, "HAS_PAST": before is not x, "PACKED": packed}
+    convolution_gradient_kernel[grid](
+        dy, x, weight, before, bounds, dz, parts, T, D, *strides, *search, S=S, **blocks, **options
+    )
+    convolution_input_kernel[grid](
+        dz, weight, bounds, dx, T, D, *dz.stride()[:2], *search, S=S, **blocks, PACKED=packed
+    )
+    return dx, parts.sum(0).to(weight.dtype)
+
+
+def _arguments(
+    x: Tensor, weight: Tensor, past: Tensor | None, cu_seqlens: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The kernels' x, weight, past (x where there is none) and cu_seqlens (weight where there are none)."""
+    x, weight = _rows(x), weight.contiguous()
+    before = x if past is None or cu_seqlens is not None or past.shape[1] == 0 else _rows(past)
+    return x, weight, before, weight if cu_seqlens is None else cu_seqlens.contiguous()
