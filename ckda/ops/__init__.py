@@ -147,9 +147,13 @@ def complex_kda(
     return o, state if output_final_state else None
 
 
+#: asked once: torch.compile cannot trace the question
+_AUTOCAST = frozenset(kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind))
+
+
 def _full_precision(device: torch.device) -> AbstractContextManager:
     """Autocast is for the caller's projections; the recurrence keeps its own precision."""
-    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
+    if device.type in _AUTOCAST and torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
 

@@ -393,10 +393,7 @@ def _empty_duy(call: Call, p: Plan) -> Tensor | None:
 
 
 def _contract_block(p: Plan) -> tuple[int, int, int]:
-    """BK, BV and warps of the contraction.
-
-    Four warps on 64 rows are avoided: Triton 3.6 then addresses shared memory out of range (LOG.md).
-    """
+    """BK, BV and warps of the contraction: not four warps, see :func:`ckda.ops.triton.tile.in_registers`."""
     if p.K > 64 and p.split:
         return 128, min(128, power_of_two(p.V)), 8
     return min(32, power_of_two(p.K)), min(64 if p.split else 32, power_of_two(p.V)), 2
@@ -475,15 +472,14 @@ def _gradient(call: Call, p: Plan, x: Saved, where: _Chunks, out: dict[str, Any]
     arguments = _chunk_arguments(call, p)
     for name in ("p_beta", "BETA_RANGE"):
         del arguments[name]
-    BK = min(32, power_of_two(p.K))
     recover = _keeps_forward(call, p)
+    BK, num_warps = (64, 4) if recover and p.K > 32 else (min(32, power_of_two(p.K)), 2)
     arguments |= {"p_starts": where.starts, "p_ends": where.ends, "BK": BK, "RECOVER": recover}
     read = ("rho", "norms", "q_forward", "k_forward", "k_back", "forward", "end")
     arguments |= {f"p_{name}": getattr(x, name) for name in read}
     used = ("p_D", "p_dA", "p_scalars", "p_S_do", "p_S_dr", "p_dS_u", "p_through")
     arguments |= {name: out[name] for name in (*used, "p_dq", "p_dk", "p_dg", "p_dlog_rate", "p_dbias")}
-    maxnreg = 168 if recover else None
-    return Launch(gradient_kernel, (-(-p.K // BK), p.slots, p.HV), arguments, num_warps=2, maxnreg=maxnreg)
+    return Launch(gradient_kernel, (-(-p.K // BK), p.slots, p.HV), arguments, num_warps=num_warps)
 
 
 def _gradient_outputs(call: Call, p: Plan) -> dict[str, Any]:

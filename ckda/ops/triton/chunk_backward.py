@@ -32,6 +32,7 @@ from ckda.ops.triton.tile import (
     dot_left_split,
     dot_split,
     gate_gradient,
+    in_registers,
     learning_rate,
     operand,
     token_sums,
@@ -423,7 +424,7 @@ def gradient_kernel(
         b_kf = tl.load(p_k_forward + line * K + o_g, mask=m_tile, other=0.0)
         b_qf = tl.load(p_q_forward + line * K + o_g, mask=m_tile, other=0.0)
     if RECOVER:
-        b_forward = tl.load(p_forward + line * K + o_g, mask=m_tile, other=1.0)
+        b_forward = tl.load(p_forward + line * K + o_g, mask=m_tile, other=0.0)
     else:
         o_k = b_index[None, :] * (H * K) + b_channel[:, None]
         head = (begin * H + i_hv // (HV // H)) * K
@@ -431,8 +432,10 @@ def gradient_kernel(
         b_k = tl.load(p_k + head + o_k, mask=m_tile, other=0.0).to(tl.float32)
     tl.debug_barrier()
 
-    b_dq, b_dk, b_dk_end = widened(b_dq, C, DOT), widened(b_dk, C, DOT), widened(b_dk_end, C, DOT)
-    b_g = widened(b_g, C, DOT)
+    b_dq = widened(in_registers(b_dq, m_tile), C, DOT)
+    b_dk = widened(in_registers(b_dk, m_tile), C, DOT)
+    b_dk_end = widened(in_registers(b_dk_end, m_tile), C, DOT)
+    b_g = widened(in_registers(b_g, m_tile), C, DOT)
     if not RECOVER:
         if NORMALIZE:
             b_q *= b_inverse[None, :]
@@ -445,6 +448,7 @@ def gradient_kernel(
     if BOUNDED:
         # A pair counts once as a row and once as a column of the gates' gradient, and in the sum over tokens the two must cancel:
         # so both are made of the same rounded factors.
+        b_kb, b_kf, b_qf = in_registers(b_kb, m_tile), in_registers(b_kf, m_tile), in_registers(b_qf, m_tile)
         b_key, b_row, b_query = widened(b_kb, C, DOT), widened(b_kf, C, DOT), widened(b_qf, C, DOT)
         b_through += tl.sum(b_key * b_dk_end, 1)
         b_key_rho = operand(b_key * b_rho[None, :], DOT)
@@ -476,8 +480,8 @@ def gradient_kernel(
     # queries and keys, from their decayed forms back to the raw ones
     if BOUNDED:
         if RECOVER:
-            b_forward = widened(b_forward, C, DOT)
-            b_back = 1.0 / b_forward
+            b_forward = widened(in_registers(b_forward, m_tile), C, DOT)
+            b_back = 1.0 / tl.where(m_tile, b_forward, 1.0)
             b_q, b_k = b_query * b_back, b_key * b_forward
         else:
             b_forward, b_back, _, _ = bounded_decays(b_log, b_negative, C, DOT, WIDE)

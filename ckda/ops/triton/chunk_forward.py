@@ -31,6 +31,7 @@ from ckda.ops.triton.tile import (
     dot,
     dot_left_split,
     dot_split,
+    in_registers,
     inverse_norm,
     learning_rate,
     log_gate,
@@ -231,7 +232,9 @@ def intra_kernel(
     b_q = tl.load(p_q + head + o_k, mask=m_tile, other=0.0)  # all loads before the first reduction
     b_k = tl.load(p_k + head + o_k, mask=m_tile, other=0.0)
     b_g = tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0)
-    b_q, b_k, b_g = widened(b_q, C, DOT), widened(b_k, C, DOT), widened(b_g, C, DOT)
+    b_q = widened(in_registers(b_q, m_tile), C, DOT)
+    b_k = widened(in_registers(b_k, m_tile), C, DOT)
+    b_g = widened(in_registers(b_g, m_tile), C, DOT)
     b_q, b_q_inverse = used_queries(b_q, scale, NORMALIZE, DOT)
     b_k, b_power, b_norm2 = used_keys(b_k, NORMALIZE, WIDE)
     b_log, b_negative = chunk_gate(

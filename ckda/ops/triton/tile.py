@@ -22,6 +22,7 @@ __all__ = [
     "dot_left_split",
     "dot_split",
     "gate_gradient",
+    "in_registers",
     "inverse_norm",
     "learning_rate",
     "log_gate",
@@ -205,12 +206,22 @@ def dot(b_a, b_b, DOT: tl.constexpr):
 
 
 @triton.jit
+def in_registers(b_x, m_tile):
+    """x [D, C] as loaded, zero outside the mask already: the needless choice keeps it out of the matrix unit's reach.
+
+    A left operand that comes from memory as it is, channels first, is read by Hopper's instruction from shared memory, transposed;
+    Triton 3.6 gets that wrong for four warps (LOG.md). One that was computed comes from registers.
+    """
+    return tl.where(m_tile, b_x, 0.0)
+
+
+@triton.jit
 def widened(b_x, C: tl.constexpr, DOT: tl.constexpr):
     """x [D, C] in float32, laid out like a product: half precision goes through one with the identity, which is exact and spares
-    the detour by which Triton would bring a loaded tile into that layout."""
-    if DOT == "bf16" or DOT == "fp16":
+    the detour by which Triton would bring a loaded tile into that layout. x is :func:`in_registers`."""
+    if (DOT == "bf16" and b_x.dtype == tl.bfloat16) or (DOT == "fp16" and b_x.dtype == tl.float16):
         b_one = tl.where(tl.arange(0, C)[:, None] == tl.arange(0, C)[None, :], 1.0, 0.0)
-        return tl.dot(operand(b_x, DOT), operand(b_one, DOT))
+        return tl.dot(b_x, operand(b_one, DOT))
     else:
         return b_x.to(tl.float32)
 
@@ -285,7 +296,7 @@ def sign_through(b_negative, C: tl.constexpr, DOT: tl.constexpr):
 def bounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr, WIDE: tl.constexpr):
     """All decays of a chunk by way of its middle, for gates of at least e^-5: (forward, back, start, end).
 
-    With m the whole number next to log2|gamma_a|, a the middle token: forward, back [BK, C] are gamma_i / 2^m and 2^m / gamma_i, and
+    With m the whole number next to log2|gamma_a|, a the middle token: forward, back [BK, C] are gamma_i / 2^m, 2^m / gamma_i, and
     start, end [BK] are 2^m and Gamma / 2^m. So gamma_i = forward_i start and Gamma / gamma_i = back_i end, signs included.
 
     m depends on tokens after i, but a power of two changes no digit: later tokens do not change earlier outputs, not even by
