@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ckda.layers.mixers import MIXERS, build_mixer
+from ckda.layers.readout import bias_gelu, norm_of_words
+from ckda.layers.stacked_linear import product
 from ckda.theory.finite_groups import FiniteGroup, from_table, hamilton, isomorphism
 
 if TYPE_CHECKING:
@@ -46,12 +48,16 @@ class Tracker(nn.Module):
         alpha, beta   [n, H, K] and [n, H] on each input symbol (only of mixers that have them)
         A             [n, H, K, K] the transition on each input symbol (likewise)
         """
-        x = self.embedding(tokens)
-        if not trace:
-            return self.decode(x + self.mixer(x))
-        o = self.mixer.read(x)
-        logits = self.decode(x + self.mixer.write_out(o, x))
-        return logits, {"x": tokens, "o": o} | self.symbols()
+        if hasattr(self.mixer, "reads_words") and self.mixer.reads_words(tokens):
+            o = self.mixer.read_words(self.embedding.weight, tokens)
+            logits = self._decode_words(o, tokens)
+        else:
+            x = self.embedding(tokens)
+            if not trace:
+                return self.decode(x + self.mixer(x))
+            o = self.mixer.read(x)
+            logits = self.decode(x + self.mixer.write_out(o, x))
+        return (logits, {"x": tokens, "o": o} | self.symbols()) if trace else logits
 
     def symbols(self) -> dict[str, Tensor]:
         """alpha, beta and A of :meth:`forward`'s trace: what each input symbol, the begin token left out, does to the state."""
@@ -76,6 +82,14 @@ class Tracker(nn.Module):
     def decode(self, x: Tensor) -> Tensor:
         """From the residual stream [..., width] to logits."""
         return self.classifier(self.readout(self.norm(x)))
+
+    def _decode_words(self, o: Tensor, tokens: Tensor) -> Tensor:
+        """:meth:`decode` after the mixer's readout o [B, T, H, V], in fewer and larger kernels."""
+        table, first = self.embedding.weight, self.readout[0]
+        assert isinstance(first, nn.Linear)
+        y = self.mixer.write_out_words(o, table, tokens)
+        z = norm_of_words(y, table, tokens, self.norm.weight, self.norm.bias, self.norm.eps)
+        return self.classifier(bias_gelu(product(z, first.weight), first.bias))
 
     def uses_muon(self, name: str, parameter: Tensor) -> bool:
         """Muon takes every matrix but the embedding and the classifier; AdamW takes the rest."""

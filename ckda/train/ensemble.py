@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
+from ckda.layers.stacked_linear import stack_linear_layers
 from ckda.record import write_bytes
 from ckda.tasks import PenalizedTask, Task
 from ckda.train.optimizers import AdamW, Muon
 from ckda.train.recipe import Recipe
-from ckda.train.stacked_linear import stack_linear_layers
 
 __all__ = ["Ensemble"]
 
@@ -78,6 +78,7 @@ class Ensemble:
         rates = [recipe.rates(step) for step in range(recipe.steps)]
         self._schedule = torch.tensor(rates, dtype=torch.float32).to(device)  # [steps, 3]
         self._rates = torch.zeros(3, device=device)
+        self._order: Tensor | None = None  # of the gradients: from replica by replica to parameter by parameter
         self._block: tuple[Tensor, Tensor] | None = None
         self._block_start, self._block_states = 0, [g.get_state() for g in self.generators]
         self.x: Tensor | None = None  # [R, B, ...] the batch of the present update
@@ -168,9 +169,12 @@ class Ensemble:
     def _clip(self, grads: list[Tensor]) -> list[Tensor]:
         """The gradients with each replica's scaled to norm at most `clip`, contiguous: few kernels here and in what follows."""
         flat = torch.cat([g.flatten(1) for g in grads], 1)
+        if self._order is None or self._order.numel() != flat.numel():
+            places = torch.arange(flat.numel(), dtype=torch.int32).view_as(flat).split([g[0].numel() for g in grads], 1)
+            self._order = torch.cat([part.flatten() for part in places]).to(flat.device)
         flat = flat * (self.recipe.clip / (torch.linalg.vector_norm(flat, dim=1) + 1e-6)).clamp_max(1.0)[:, None]
-        parts = flat.split([g[0].numel() for g in grads], 1)
-        return [part.reshape(g.shape).contiguous() for part, g in zip(parts, grads, strict=True)]
+        parts = flat.flatten().index_select(0, self._order).split([g.numel() for g in grads])
+        return [part.view(g.shape) for part, g in zip(parts, grads, strict=True)]
 
     # Some of the seeds -----------------------------------------------------------------------------------------------
 

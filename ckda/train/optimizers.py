@@ -35,13 +35,14 @@ def newton_schulz(G: Tensor, steps: int = 5) -> Tensor:
 class Muon:
     """Momentum orthogonalised by Newton-Schulz, for stacked matrices [R, m, n]; scaled by sqrt(max(1, m / n)).
 
-    Equal shapes are orthogonalised together. On a GPU all shapes are, laid on their side and padded with zeros to the largest:
-    Newton-Schulz keeps the zeros, and a few larger products take less time there than many small ones.
+    Equal shapes are orthogonalised together. On a GPU all shapes are, laid on their side and padded with zeros to the largest
+    (:class:`_Padding`): Newton-Schulz keeps the zeros, and a few larger products take less time there than many small ones.
     """
 
     def __init__(self, parameters: list[Tensor], momentum: float = 0.95, weight_decay: float = 0.0):
         self.parameters, self.momentum, self.weight_decay = parameters, momentum, weight_decay
         self.velocity = [torch.zeros_like(p) for p in parameters]
+        self._paddings: dict[tuple, _Padding] = {}  # by shapes: made on the stream that this optimiser's updates run on
         self.groups: list[list[int]] = []
         for i, p in enumerate(parameters):
             home = next((g for g in self.groups if p.is_cuda or parameters[g[0]].shape == p.shape), None)
@@ -60,9 +61,20 @@ class Muon:
         nesterov = torch._foreach_add(grads, self.velocity, alpha=self.momentum)
         updates: dict[int, Tensor] = {}
         for members in self.groups:
-            updates |= zip(members, _orthogonal([nesterov[i] for i in members], lr), strict=True)
+            updates |= zip(members, self._orthogonal([nesterov[i] for i in members], lr), strict=True)
         torch._foreach_mul_(self.parameters, 1 - lr * self.weight_decay)
         torch._foreach_sub_(self.parameters, [updates[i] for i in range(len(self.parameters))])
+
+    def _orthogonal(self, matrices: list[Tensor], lr: float | Tensor) -> list[Tensor]:
+        """lr * sqrt(max(1, m / n)) * :func:`newton_schulz` of each [R, m, n], as one batch."""
+        shapes = tuple(G.shape for G in matrices)
+        if len(set(shapes)) == 1:
+            scale = _scale(matrices[0])
+            return list((newton_schulz(torch.stack(matrices)) * (lr * scale)).unbind(0))
+        if shapes not in self._paddings:
+            self._paddings[shapes] = _Padding(matrices)
+        padding = self._paddings[shapes]
+        return padding.split(newton_schulz(padding.join(matrices)) * (padding.scales * lr))
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint must hold, by name; copying into these restores the optimiser."""
@@ -73,28 +85,48 @@ class Muon:
         self.parameters, self.velocity = parameters, [v[replicas] for v in self.velocity]
 
 
-def _orthogonal(matrices: list[Tensor], lr: float | Tensor) -> list[Tensor]:
-    """lr * sqrt(max(1, m / n)) * :func:`newton_schulz` of each [R, m, n], as one batch; different shapes are padded.
+def _scale(G: Tensor) -> float:
+    return math.sqrt(max(1.0, G.shape[-2] / G.shape[-1]))
+
+
+class _Padding:
+    """Matrices [R, m_i, n_i] of different shapes as one batch, and back: one kernel each way by a list of places.
 
     Example:
         >>> G = [torch.randn(2, 3, 8), torch.randn(2, 6, 2)]
-        >>> found = _orthogonal(G, 0.5)
-        >>> bool((found[0] - 0.5 * newton_schulz(G[0])).abs().max() < 1e-5)
-        True
-        >>> bool((found[1] - 0.5 * 3**0.5 * newton_schulz(G[1])).abs().max() < 1e-5)
-        True
+        >>> padding = _Padding(G)
+        >>> X = padding.join(G)
+        >>> X.shape, torch.equal(X[1, :, :2, :6], G[1].mT), torch.equal(padding.split(X)[1], G[1])
+        (torch.Size([2, 2, 3, 8]), True, True)
     """
-    scales = [math.sqrt(max(1.0, G.shape[-2] / G.shape[-1])) for G in matrices]
-    if len({G.shape for G in matrices}) == 1:
-        return list((newton_schulz(torch.stack(matrices)) * (lr * scales[0])).unbind(0))
-    wide = [G.mT if G.shape[-2] > G.shape[-1] else G for G in matrices]
-    m, n = (max(G.shape[axis] for G in wide) for axis in (-2, -1))
-    padded = matrices[0].new_zeros(len(wide), wide[0].shape[0], m, n)
-    for place, G in zip(padded, wide, strict=True):
-        place[:, : G.shape[-2], : G.shape[-1]] = G
-    found = newton_schulz(padded) * lr
-    out = [X[..., : G.shape[-2], : G.shape[-1]] * scale for X, G, scale in zip(found, wide, scales, strict=True)]
-    return [X.mT if G.shape[-2] > G.shape[-1] else X for X, G in zip(out, matrices, strict=True)]
+
+    def __init__(self, matrices: list[Tensor]):
+        sizes = [G.numel() for G in matrices]
+        places = torch.arange(sum(sizes)).split(sizes)
+        shaped = [place.view(G.shape) for place, G in zip(places, matrices, strict=True)]
+        wide = [G.mT if G.shape[-2] > G.shape[-1] else G for G in shaped]
+        m, n = (max(G.shape[axis] for G in wide) for axis in (-2, -1))
+        padded = torch.full((len(wide), wide[0].shape[0], m, n), sum(sizes))  # the place of a zero
+        for place, G in zip(padded, wide, strict=True):
+            place[:, : G.shape[-2], : G.shape[-1]] = G
+        flat = padded.flatten()
+        back = torch.empty(sum(sizes), dtype=torch.long)
+        filled = flat < sum(sizes)
+        back[flat[filled]] = filled.nonzero().flatten()
+        device, dtype = matrices[0].device, matrices[0].dtype
+        self.shape, self._shapes, self._sizes = padded.shape, [G.shape for G in matrices], sizes
+        self._there, self._back = (x.to(device, torch.int32) for x in (flat, back))
+        self._zero = torch.zeros(1, device=device, dtype=dtype)
+        self.scales = torch.tensor([_scale(G) for G in matrices], device=device, dtype=dtype).view(-1, 1, 1, 1)
+
+    def join(self, matrices: list[Tensor]) -> Tensor:
+        """[matrices, R, m, n]: each on its longer side, zeros around it."""
+        return torch.cat([*(G.flatten() for G in matrices), self._zero]).index_select(0, self._there).view(self.shape)
+
+    def split(self, X: Tensor) -> list[Tensor]:
+        """What of X lies where the matrices were, in their shapes."""
+        parts = X.flatten().index_select(0, self._back).split(self._sizes)
+        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
 
 class AdamW:
@@ -119,6 +151,9 @@ class AdamW:
             return
         self.count += 1
         b1, b2 = self.betas
+        if self.parameters[0].is_cuda:
+            self._fused(grads, lr)
+            return
         correction1, correction2 = (-torch.expm1(self.count * math.log(b)) for b in (b1, b2))  # 1 - b ** count
         torch._foreach_lerp_(self.mean, grads, 1 - b1)
         torch._foreach_mul_(self.square, b2)
@@ -130,6 +165,24 @@ class AdamW:
         torch._foreach_mul_(update, lr / correction1)
         torch._foreach_mul_(self.parameters, 1 - lr * self.weight_decay)
         torch._foreach_sub_(self.parameters, update)
+
+    def _fused(self, grads: list[Tensor], lr: float | Tensor) -> None:
+        """The same in one kernel: what torch.optim.AdamW(fused=True) runs."""
+        torch._fused_adamw_(
+            self.parameters,
+            grads,
+            self.mean,
+            self.square,
+            [],
+            [self.count] * len(grads),
+            lr=lr,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            weight_decay=self.weight_decay,
+            eps=self.eps,
+            amsgrad=False,
+            maximize=False,
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         """As :meth:`Muon.tensors`."""

@@ -94,6 +94,21 @@ def test_adamw_equals_torch():
     torch.testing.assert_close(ours, theirs.detach(), rtol=1e-5, atol=1e-7)
 
 
+def test_adamw_in_one_kernel():
+    """What a GPU runs, on the CPU, which has that kernel too."""
+    start, grads = (
+        [torch.randn(2, 3), torch.randn(2, 4, 5)],
+        [[torch.randn(2, 3), torch.randn(2, 4, 5)] for _ in range(5)],
+    )
+    ours, fused = (AdamW([p.clone() for p in start], weight_decay=0.1) for _ in range(2))
+    for g in grads:
+        ours.step(g, 0.01)
+        fused.count += 1
+        fused._fused(g, torch.tensor(0.01))
+    for a, b in zip(ours.parameters, fused.parameters, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
 def test_newton_schulz_keeps_the_singular_vectors():
     torch.manual_seed(0)
     G = torch.randn(4, 6, 5, dtype=torch.float64)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-__all__ = ["stack_linear_layers", "stacked_linear"]
+__all__ = ["product", "stack_linear_layers", "stacked_linear"]
 
 _PIECES = 64  # at most; each replica's tokens are cut into so many
 
@@ -26,6 +26,17 @@ def stack_linear_layers(model: nn.Module) -> None:
 
 def _forward(layer: nn.Linear, x: Tensor) -> Tensor:
     return _Linear.apply(x, layer.weight, layer.bias)
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """x [..., d], weight [e, d] -> x weight^T, [..., e]; mapped over replicas by :func:`stacked_linear`.
+
+    Example:
+        >>> x, weight = torch.randn(4, 2), torch.randn(3, 2)
+        >>> torch.equal(product(x, weight), x @ weight.T)
+        True
+    """
+    return _Linear.apply(x, weight, None)
 
 
 class _Linear(torch.autograd.Function):
@@ -85,5 +96,6 @@ class _Stacked(torch.autograd.Function):
             pieces //= 2
         parts = (t.reshape(R * pieces, N // pieces, -1) for t in (dy, x))
         dy_parts, x_parts = parts
-        dweight = torch.bmm(dy_parts.mT, x_parts).unflatten(0, (R, pieces)).sum(1)
+        dweight = torch.bmm(dy_parts.mT, x_parts)
+        dweight = dweight if pieces == 1 else dweight.unflatten(0, (R, pieces)).sum(1)
         return torch.bmm(dy, weight), dweight, dy.sum(1) if ctx.has_bias else None

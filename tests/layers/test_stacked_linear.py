@@ -7,10 +7,10 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
+from ckda.layers.stacked_linear import stack_linear_layers
 from ckda.models.tracker import build_tracker
 from ckda.tasks.groups import WordProblem
 from ckda.train import Ensemble, Recipe
-from ckda.train.stacked_linear import stack_linear_layers
 
 
 @pytest.mark.parametrize("shape", [(5,), (8, 3), (128, 2)])
