@@ -2,7 +2,7 @@
 
 python benchmarks/tracking.py [--out results/bench] [--device cuda] [--updates 60]
 python benchmarks/tracking.py --quick --out runs/bench            # three cases at two lengths, each with its kernels: under 40 s
-python benchmarks/tracking.py --quick --tokens --out runs/bench0  # the same with every token projected by itself
+python benchmarks/tracking.py --quick --by-symbol --out runs/bench1  # the same with every symbol projected once
 
 On a GPU the kernels of an update are listed too, by name, from torch's profiler: after all timings, for a profiler that has
 run once may go on slowing launches. Claims to check: three seeds cost at most 1.3 times one; 60,000 updates of three seeds take
@@ -11,15 +11,17 @@ under five minutes.
 
 import argparse
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from ckda.layers import RANGES, ComplexKDA
+from ckda.layers import RANGES
 from ckda.models.tracker import build_tracker
 from ckda.record import environment, write_json
 from ckda.tasks.groups import WordProblem
@@ -49,7 +51,9 @@ CASES = {
 QUICK, QUICK_LENGTHS = list(CASES)[:3], (8, 32)
 
 
-def warm_program(case: Case, length: int, batch: int, updates: int, device: str, record: bool = True) -> Program:
+def warm_program(
+    build: Callable[..., nn.Module], case: Case, length: int, batch: int, updates: int, device: str, record: bool = True
+) -> Program:
     """The case after the updates that compile and record, with some left to do."""
     steps = updates + WARM
     recipe = Recipe(steps=steps, batch=case.batch or batch, curriculum=(length,), block=steps)
@@ -57,7 +61,7 @@ def warm_program(case: Case, length: int, batch: int, updates: int, device: str,
     for group in case.groups:
         task = WordProblem.named(group)
         seeds = tuple(range(case.seeds))
-        arms += [Ensemble(partial(build_tracker, mixer, task), task, recipe, seeds, device) for mixer in case.mixers]
+        arms += [Ensemble(partial(build, mixer, task), task, recipe, seeds, device) for mixer in case.mixers]
     program = Program(arms, record=record)
     advance(program, WARM, device)
     return program
@@ -118,17 +122,16 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--cases", type=int, default=len(CASES), help="how many of the cases (default: all)")
     parser.add_argument("--quick", action="store_true", help="one, three and 24 seeds at lengths 8 and 32 alone")
-    parser.add_argument("--tokens", action="store_true", help="project every token by itself, not every symbol once")
+    parser.add_argument("--by-symbol", action="store_true", help="project every symbol once, not every token by itself")
     args = parser.parse_args()
-    if args.tokens:
-        ComplexKDA.reads_words = lambda layer, tokens: False  # type: ignore[method-assign]
+    build = partial(build_tracker, by_symbol=args.by_symbol)
     names, lengths = (QUICK, QUICK_LENGTHS) if args.quick else (list(CASES)[: args.cases], LENGTHS)
-    result: dict = {"what": "benchmarks/tracking.py", "batch": args.batch, "tokens": args.tokens}
+    result: dict = {"what": "benchmarks/tracking.py", "batch": args.batch, "by_symbol": args.by_symbol}
     result["environment"] = environment(args.device)
     for case in names:
         found = {}
         for n in lengths:
-            program = warm_program(CASES[case], n, args.batch, args.updates, args.device)
+            program = warm_program(build, CASES[case], n, args.batch, args.updates, args.device)
             found[str(n)] = measure(program, args.updates, args.device)
             show(case, n, found[str(n)])
         times = {n: one["milliseconds"] for n, one in found.items()}
@@ -137,7 +140,9 @@ def main() -> None:
             result[case]["seconds_for_60000"] = round(60 * sum(times.values()) / len(times), 1)
         write_json(Path(args.out) / "tracking.json", result)
     if not args.quick:
-        program = warm_program(CASES["S3 ckda, 3 seeds"], 32, args.batch, args.updates, args.device, record=False)
+        program = warm_program(
+            build, CASES["S3 ckda, 3 seeds"], 32, args.batch, args.updates, args.device, record=False
+        )
         plain = measure(program, args.updates, args.device)
         result["S3 ckda, 3 seeds, length 32, not recorded"] = plain["milliseconds"]
     if {"S3 ckda, 1 seed", "S3 ckda, 3 seeds"} <= set(names):
@@ -148,7 +153,7 @@ def main() -> None:
     write_json(Path(args.out) / "tracking.json", result)
     for case in names if args.device == "cuda" else ():
         for n in QUICK_LENGTHS:
-            found = kernels(warm_program(CASES[case], n, args.batch, PROFILED, args.device))
+            found = kernels(warm_program(build, CASES[case], n, args.batch, PROFILED, args.device))
             result[case].setdefault("kernels_by_length", {})[str(n)] = found
             show(case, n, found)
     print(write_json(Path(args.out) / "tracking.json", result))

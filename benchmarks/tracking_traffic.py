@@ -89,7 +89,7 @@ def ensemble_of(group: str, mixer: str, seeds: int, length: int, batch: int, wor
     """As on a GPU, but on the CPU."""
     task = WordProblem.named(group)
     recipe = Recipe(steps=4, batch=batch, curriculum=(length,))
-    ensemble = Ensemble(partial(build_tracker, mixer, task), task, recipe, tuple(range(seeds)))
+    ensemble = Ensemble(partial(build_tracker, mixer, task, by_symbol=words), task, recipe, tuple(range(seeds)))
     stack_linear_layers(ensemble.skeleton)
     for layer in ensemble.skeleton.modules():
         if hasattr(layer, "backend"):

@@ -25,12 +25,18 @@ class Tracker(nn.Module):
         mixer: [B, T, width] -> [B, T, width].
         num_tokens: the group's order and one for the begin token. num_classes: the group's order.
 
+    Attributes:
+        by_symbol: on a GPU, project each symbol once instead of every token, where the mixer can (off by default: that path's
+            kernels have been tested in Triton's interpreter, and not yet on a GPU).
+
     Example:
         >>> from ckda import ComplexKDA
         >>> model = Tracker(ComplexKDA(48, 12, 16, conv_size=0, activate=()), num_tokens=7, num_classes=6)
         >>> model(torch.zeros(2, 9, dtype=torch.long)).shape
         torch.Size([2, 9, 6])
     """
+
+    by_symbol = False
 
     def __init__(self, mixer: nn.Module, num_tokens: int, num_classes: int, width: int = 48, inner: int = 192):
         super().__init__()
@@ -48,7 +54,7 @@ class Tracker(nn.Module):
         alpha, beta   [n, H, K] and [n, H] on each input symbol (only of mixers that have them)
         A             [n, H, K, K] the transition on each input symbol (likewise)
         """
-        if hasattr(self.mixer, "reads_words") and self.mixer.reads_words(tokens):
+        if self.by_symbol and hasattr(self.mixer, "reads_words") and self.mixer.reads_words(tokens):
             o = self.mixer.read_words(self.embedding.weight, tokens)
             logits = self._decode_words(o, tokens)
         else:
@@ -106,12 +112,13 @@ def build_tracker(
     activate: Collection[str] = (),
     beta_init: str = "standard",
     start: str = "random",
+    by_symbol: bool = False,
 ) -> Tracker:
     """The tracker of app:exp_state_tracking with this mixer: no convolution, SiLU where `activate` says, spread signed gates.
 
     Args:
         mixer: a name of :data:`ckda.layers.MIXERS`. beta_init: "standard" or "spread" (where beta reaches 2).
-        start: a name of :data:`STARTS`.
+        start: a name of :data:`STARTS`. by_symbol: see :class:`Tracker`.
 
     Example:
         >>> from ckda.tasks.groups import WordProblem
@@ -128,6 +135,7 @@ def build_tracker(
             options["beta_init"] = beta_init
     layer = build_mixer(mixer, width, heads, head_dim, **options)
     model = Tracker(layer, task.num_tokens, task.order, width, 4 * width)
+    model.by_symbol = by_symbol
     if start not in STARTS:
         raise ValueError(f"start is {start!r}; it may be one of {', '.join(map(repr, STARTS))}")
     STARTS[start](model, task)

@@ -144,10 +144,10 @@ def test_kernels_on_a_gpu(shape, gate, beta_range, normalize):
 
 def trained(monkeypatch, words, mixer="ckda", device="cpu", seeds=(0, 1), **changes):
     """Losses of some updates, words looked up by symbol or every token projected."""
-    monkeypatch.setattr(ComplexKDA, "reads_words", lambda layer, tokens: words and layer._by_symbol())
+    monkeypatch.setattr(ComplexKDA, "reads_words", lambda layer, tokens: layer._by_symbol())
     task = WordProblem.named("S3")
     recipe = Recipe(**{"steps": 6, "batch": 8, "curriculum": (5,)} | changes)
-    ensemble = Ensemble(partial(build_tracker, mixer, task), task, recipe, seeds, device)
+    ensemble = Ensemble(partial(build_tracker, mixer, task, by_symbol=words), task, recipe, seeds, device)
     return torch.stack([ensemble.train_step() for _ in range(6)])
 
 
