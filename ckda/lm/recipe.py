@@ -75,7 +75,7 @@ class Recipe:
             return rising
         if self.schedule == "wsd":
             start = self.decay_start
-            return rising if step < start else rising * (self.steps - step) / max(1, self.steps - start)
+            return rising if step < start else rising * max(0, self.steps - step) / max(1, self.steps - start)
         progress = min(1.0, max(0.0, (step + 1 - self.warmup) / max(1, self.steps - self.warmup)))
         return rising * (self.floor + (1 - self.floor) * (1 + math.cos(math.pi * progress)) / 2)
 
