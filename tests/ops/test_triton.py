@@ -1,6 +1,7 @@
 """The Triton kernels: in the interpreter where there is no GPU, on tiny shapes; on a GPU in bfloat16, at the sizes they are for.
 
-The interpreter has no right bfloat16. Its half-precision path is run with float16 operands and gates mild enough for its range.
+The interpreter has no right bfloat16. Its half-precision path is run with float16 operands and gates mild enough for its range,
+and with float32 operands rounded to bfloat16's digits.
 """
 
 import math
@@ -31,8 +32,10 @@ from tests.ops.common import (
 )
 
 triton = pytest.importorskip("triton")
+import triton.language as tl  # noqa: E402
+
 from ckda.ops import triton as kernels  # noqa: E402
-from ckda.ops.triton import chunk, recurrent  # noqa: E402
+from ckda.ops.triton import chunk, chunk_backward, chunk_forward, recurrent, tile  # noqa: E402
 
 in_interpreter = pytest.mark.skipif(
     torch.cuda.is_available(), reason="with a GPU the kernels are compiled, and the tests marked gpu run"
@@ -150,6 +153,38 @@ def test_half_precision_operands(K: int, V: int, gate: str | None, monkeypatch: 
     settings = {"B": 1, "T": 37, "H": 1, "K": K, "V": V, "initial": True, "dtype": torch.float16}
     calls = [make_call(**settings, gate=gate, seed=seed) for seed in range(2 if gate else 1)]
     check_kernels([compare(_mild(call), "triton") for call in calls])
+
+
+@triton.jit
+def _rounded(b_x, DOT: tl.constexpr):
+    """x with bfloat16's digits, in float32: round to nearest, ties to even, by the bits."""
+    b_bits = b_x.to(tl.float32).to(tl.int32, bitcast=True)
+    return ((b_bits + 0x7FFF + ((b_bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
+
+
+@in_interpreter
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"T": 70, "K": 20, "V": 7},
+        {"T": 37, "K": 64, "V": 24, "gate": "sigmoid", "beta_range": 1},
+        {"T": 37, "K": 20, "V": 7, "gate": None, "beta_range": None, "normalize_qk": False},
+        {"T": 37, "K": 16, "V": 16, "H": 1, "HV": 2, "gate": "softplus"},
+    ],
+    ids=str,
+)
+def test_operands_of_bfloat16_digits(settings: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path of bfloat16 with its rounding and its range: gates down to e^-5, and to zero where they have no bound."""
+    _use("chunk", monkeypatch)
+    monkeypatch.setitem(chunk.FAST, torch.float32, "bf16")
+    for module in (tile, chunk_forward, chunk_backward):
+        monkeypatch.setattr(module, "operand", _rounded)
+    call = make_call(**({"B": 1, "H": 1, "initial": True, "dtype": torch.float32} | settings))
+    floats = {n: x for n, x in call.items() if isinstance(x, Tensor) and x.is_floating_point() and n != "initial_state"}
+    call |= {n: x.bfloat16().float() for n, x in floats.items()}
+    found = excesses([compare(call, "triton")], torch.bfloat16)
+    assert max(x.ratio for x in found) <= 4, found
 
 
 @in_interpreter

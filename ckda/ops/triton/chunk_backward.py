@@ -133,8 +133,8 @@ def reverse_kernel(
         b_dr = dot_split(b_du * b_rho[None, :], b_solver, b_solver_low, b_solver_rest, DOT)
         if not SUMMARY:
             o_slot = (i_slot * HV + i_hv) * (K * V)
-            tl.store(p_dstates + o_slot + b_slot_offset, b_dS, mask=m_state)
-            tl.store(p_dv + o_value + b_value_offset, b_dr * tl.sqrt(b_norm2)[None, :], mask=m_out)
+            tl.store(p_dstates + o_slot + b_slot_offset, operand(b_dS, DOT), mask=m_state)
+            tl.store(p_dv + o_value + b_value_offset, operand(b_dr * tl.sqrt(b_norm2)[None, :], DOT), mask=m_out)
             if STORE_DUY:
                 b_y = tl.load(p_y + o_value + b_value_offset, mask=m_out, other=0.0).to(tl.float32)
                 tl.store(p_duy + line * NV + b_line * NV + i_v, tl.sum(b_du * b_y, 0), mask=m_token)
@@ -254,8 +254,9 @@ def pair_kernel(
     o_square = b_line[:, None] * C + b_index[None, :]
     b_length = tl.sqrt(b_norm2)
     b_D = tl.where(m_lower, b_D / b_length[:, None], 0.0)
-    tl.store(p_D + line * C + o_square, b_D, mask=m_token[:, None])
-    tl.store(p_dA + line * C + o_square, tl.where(m_lower, b_dA * b_rho[None, :], 0.0), mask=m_token[:, None])
+    b_dA = tl.where(m_lower, b_dA * b_rho[None, :], 0.0)
+    tl.store(p_D + line * C + o_square, operand(b_D, DOT), mask=m_token[:, None])
+    tl.store(p_dA + line * C + o_square, operand(b_dA, DOT), mask=m_token[:, None])
     tl.store(p_scalars + line + b_line, b_diagonal * b_rho, mask=m_token)
     tl.store(p_scalars + num_lines + line + b_line, b_q_dq, mask=m_token)
     tl.store(p_scalars + 2 * num_lines + line + b_line, (2.0 * b_y_dv / b_length - b_v_dv) / b_norm2, mask=m_token)

@@ -171,7 +171,7 @@ def solver_kernel(
         b_X -= b_high.to(tl.float32)
         b_low = operand(b_X, DOT)
         tl.store(p_solver_low + line * C + o_square, b_low, mask=m_token)
-        tl.store(p_solver_rest + line * C + o_square, b_X - b_low.to(tl.float32), mask=m_token)
+        tl.store(p_solver_rest + line * C + o_square, operand(b_X - b_low.to(tl.float32), DOT), mask=m_token)
 
 
 @triton.jit
@@ -253,7 +253,7 @@ def intra_kernel(
     if BOUNDED:
         b_forward, b_back, b_start, b_end = bounded_decays(b_log, b_negative, C, DOT, WIDE)
         if KEEP:
-            tl.store(p_forward + line * K + o_g, b_forward, mask=m_tile)
+            tl.store(p_forward + line * K + o_g, operand(b_forward, DOT), mask=m_tile)
         b_query, b_row, b_key = b_q * b_forward, b_k * b_forward, b_k * b_back
         b_A = dot(tl.trans(b_query), b_key, DOT)
         b_G = dot(tl.trans(b_row), b_key, DOT)
@@ -263,14 +263,15 @@ def intra_kernel(
         b_query, b_row, b_key = b_q * b_gamma, b_k * b_gamma, b_k * b_to_end
         b_end = at_token(b_gamma, C - 1, C)
         b_start = tl.full([BK], 1.0, tl.float32)
-    tl.store(p_q_forward + line * K + o_g, b_query, mask=m_tile)
-    tl.store(p_k_forward + line * K + o_g, b_row, mask=m_tile)
-    tl.store(p_k_back + line * K + o_g, b_key, mask=m_tile)
+    tl.store(p_q_forward + line * K + o_g, operand(b_query, DOT), mask=m_tile)
+    tl.store(p_k_forward + line * K + o_g, operand(b_row, DOT), mask=m_tile)
+    tl.store(p_k_back + line * K + o_g, operand(b_key, DOT), mask=m_tile)
     o_slot = (i_chunk * HV + i_hv).to(tl.int64) * K + b_channel
     tl.store(p_start + o_slot, b_start, mask=m_channel)
     tl.store(p_end + o_slot, b_end, mask=m_channel)
     o_A = b_line[:, None] * C + b_index[None, :]
-    tl.store(p_A + line * C + o_A, tl.where(b_index[:, None] >= b_index[None, :], b_A, 0.0), mask=m_token[:, None])
+    b_A = tl.where(b_index[:, None] >= b_index[None, :], b_A, 0.0)
+    tl.store(p_A + line * C + o_A, operand(b_A, DOT), mask=m_token[:, None])
     tl.store(p_G + line * C + o_A, tl.where(b_index[:, None] > b_index[None, :], b_G, 0.0), mask=m_token[:, None])
 
 
@@ -384,8 +385,8 @@ def state_kernel(
         if SUMMARY == "none":
             if SAVE:
                 o_slot = (i_slot * HV + i_hv) * (K * V)
-                tl.store(p_states + o_slot + b_slot_offset, b_S, mask=m_state)
-                tl.store(p_y + o_value + b_value_offset, b_y, mask=m_out)
+                tl.store(p_states + o_slot + b_slot_offset, operand(b_S, DOT), mask=m_state)
+                tl.store(p_y + o_value + b_value_offset, operand(b_y, DOT), mask=m_out)
             b_q_forward = tl.load(p_q_forward + o_key + b_key_offset, mask=m_key, other=0.0)
             b_A = tl.load(p_A + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
             b_o = dot(b_S, tl.trans(b_q_forward), DOT) + dot(b_u, tl.trans(b_A), DOT)

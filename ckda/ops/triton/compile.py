@@ -5,6 +5,7 @@ python -m ckda.ops.triton.compile --capability 90
 
 import argparse
 import re
+import struct
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -41,6 +42,7 @@ class Resources(NamedTuple):
     spills: int  #: bytes of local memory a thread
     shared: int  #: bytes
     warps: int
+    start: float  #: the largest constant that a product is added to
 
 
 def _argument(value: Any) -> str:
@@ -70,6 +72,21 @@ def compile_launch(launch: Launch, capability: int) -> CompiledKernel:
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
 
 
+def _largest_start(ttgir: str) -> float:
+    """Of the constants that are accumulators of a product: the compiler makes them of numbers added to one.
+
+    Hopper's accumulators have fewer bits than float32, so a large one loses the last digits of the product.
+
+    Example:
+        >>> _largest_start("%c = arith.constant dense<0x4B400000> : tensor<64x32xf32, #mma>\\n%d = tt.dot %a, %b, %c, x")
+        12582912.0
+    """
+    constants = dict(re.findall(r"(%\w+) = arith\.constant dense<([^>]+)> : tensor<[\dx]+xf32", ttgir))
+    starts = [constants.get(name, "0") for name in re.findall(r"(?:tt\.dot|warp_group_dot) %\S+, %\S+, (%\w+)", ttgir)]
+    values = [struct.unpack(">f", bytes.fromhex(x[2:]))[0] if x.startswith("0x") else float(x) for x in starts]
+    return max(map(abs, values), default=0.0)
+
+
 def _cuobjdump() -> str | None:
     path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     return str(path) if path.exists() else None
@@ -87,7 +104,8 @@ def resources(compiled: CompiledKernel) -> Resources:
         text = usage.stdout + usage.stderr
         registers = max(map(int, re.findall(r"REG:(\d+)", text)))
         spills = max(map(int, re.findall(r"STACK:(\d+)", text)))
-    return Resources(registers, spills, compiled.metadata.shared, compiled.metadata.num_warps)
+    metadata = compiled.metadata
+    return Resources(registers, spills, metadata.shared, metadata.num_warps, _largest_start(compiled.asm["ttgir"]))
 
 
 def example(
