@@ -12,7 +12,8 @@
 #   mixers    all mixers on S3, one seed, 10,000 updates: fig:group_word_problems_baselines
 #   silu      the same with SiLU on the keys
 #   screen    S4: what might find its representation, six seeds each, 20,000 smaller updates
-#   search    S4: 24 seeds, the best three go on; MORE="+silu" and the like joins what the screening found
+#   search    S4: 24 seeds by `quarters`, which the screening found, the best three go on, with late penalties and without;
+#             MORE="+short" and the like joins more
 #   a5        A5 from random starts: 24 seeds, the best three go on
 #   figures   no training: figures, tables and findings from the folders of the other pieces, into OUT/figures
 #
@@ -55,7 +56,7 @@ for piece in "${pieces[@]}"; do
     screen)
       track S4 --recipe paper,silu,silu-keys,spread,reflections,quarters,signs,short,generators,involutions,half,homomorphism \
         --steps 20000 --batch 256 --seeds 6 --together 12 --lengths 8,16,32,64,128,512 ;;
-    search) track S4 --recipe "culled${MORE:-}+closure-late,silu+reflections+short+culled+closure-late" ;;
+    search) track S4 --recipe "quarters+culled${MORE:-}+closure-late,quarters+culled${MORE:-}" ;;
     a5) track A5 --recipe "quarters+culled${MORE:-},short+culled${MORE:-}" ;;
     figures) figures ;;
     *) echo "recipes/tracking.sh: there is no piece '$piece'" >&2; exit 2 ;;
