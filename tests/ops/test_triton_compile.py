@@ -77,7 +77,6 @@ def test_products_start_small(compiled: list[Any]) -> None:
     """1.5 * 2^23 as an accumulator cost the count of negative gates its last bit on an H200."""
     large = [row for row in compiled if row[3]["start"] > 2.0**16]
     assert not large, large
-    assert any(row[3]["start"] > 0 for row in compiled)  # the count of negative gates does start from a number
 
 
 def test_the_main_kernels_hardly_spill(compiled: list[Any]) -> None:

@@ -279,11 +279,10 @@ def token_sums(b_x, b_M, DOT: tl.constexpr, EXACT: tl.constexpr):
 def parity_bit(b_negative, b_M, DOT: tl.constexpr):
     """int32 [D, C]: the sign bit of the product of the gates that M selects. Counts up to C are exact in any precision.
 
-    A count added to 1.5 * 2^15 has its last bit in bit 8. The compiler makes that number the accumulator the product starts from,
-    where Hopper keeps fewer than float32's 24 bits: with 1.5 * 2^23 the last bit was lost.
+    Nothing is added to the count to read its last bit: the compiler makes a number added to a product the accumulator it starts
+    from, and Hopper's keeps fewer than float32's 24 bits.
     """
-    b_count = dot(tl.where(b_negative, 1.0, 0.0), b_M, DOT)
-    return (b_count + 49152.0).to(tl.int32, bitcast=True) << 23
+    return dot(tl.where(b_negative, 1.0, 0.0), b_M, DOT).to(tl.int32) << 31
 
 
 # Decay factors, signed, float32 -----------------------------------------------------------------------------------------
