@@ -25,6 +25,7 @@ __all__ = ["backward", "chunk_size", "forward", "saved_like"]
 
 MAX_CHUNK = 32  # 64 is no faster here, and its gradients for equal keys at beta = 2 are twice as far off
 SMALL_HEAD, SMALL_CHUNK = 32, 16  # where C x C matrices would outweigh the tensors they are made from
+_NARROW = 16
 _BASE = 16  # diagonal blocks inverted by forward substitution; larger ones are merged
 
 
@@ -83,8 +84,9 @@ class _Layout:
         return x.transpose(1, 2).to(dtype).contiguous()
 
     def rows(self, *tensors: Tensor) -> "_Carry":
-        """[M, ...] each -> [R, NC, ...]."""
-        return _Carry(*(x.unflatten(0, (self.B * self.HV, self.NC)) for x in tensors))
+        """[M, ...] each -> [R, NC, ...], in float64 where values are narrow: BLAS then adds up many channels one after the other."""
+        dtype = torch.float64 if tensors[0].shape[-1] < _NARROW else tensors[0].dtype
+        return _Carry(*(x.to(dtype).unflatten(0, (self.B * self.HV, self.NC)) for x in tensors))
 
     def fill_padding(self, x: Tensor, value: float) -> Tensor:
         """Set [B, HV, NC * C, D] where no token lies, in place: alpha = 1 there makes the transition the identity."""
@@ -284,7 +286,7 @@ def _forward(call: Call) -> tuple[Tensor, Tensor, list[Tensor]]:
     else:
         W = (wide @ decay.aP).to(dtype)
         carry = layout.rows(y, W, decay.kQ, rate, decay.total.unsqueeze(-1))
-        y, states, final = _state_pass(layout, carry, call.start_state())
+        y, states, final = (x.to(dtype) for x in _state_pass(layout, carry, call.start_state().to(carry.Y.dtype)))
         y = y.flatten(0, 1)
         o = torch.baddbmm(scores @ (y * rate), decay.qP, states.flatten(0, 1))
     o = layout.join(o.view(layout.B, layout.HV, layout.NC * C, -1), call.v.dtype)
@@ -353,7 +355,9 @@ def _carried_backward(
     W = x.solver @ decay.aP.to(du.dtype)
     carry = layout.rows(du, W, kQ, x.rate, total.unsqueeze(-1))
     dlast = call.zero_state() if dfinal is None else dfinal.to(du.dtype)
-    du, dafter, dstate = _reverse_state_pass(layout, carry, (decay.qP.mT @ do).view_as(x.states), dlast)
+    dS_local = (decay.qP.mT @ do).view_as(x.states)
+    reverse = _reverse_state_pass(layout, carry, *(t.to(carry.Y.dtype) for t in (dS_local, dlast)))
+    du, dafter, dstate = (t.to(W.dtype) for t in reverse)
     du, dafter = du.flatten(0, 1), dafter.flatten(0, 1)
     r = x.solver.mT @ (du * x.rate)
     dtotal = torch.linalg.vecdot(dafter, S)

@@ -306,8 +306,8 @@ def bounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr, WIDE: 
     rounding. Hence only the broken part of an exponent is raised, and the whole part added to the bits of the result.
     """
     b_from, b_to = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    b_sign = sign_through(b_negative, C, DOT)
     b_cum = tl.cumsum(b_log, 1) if WIDE else token_sums(b_log, tl.where(b_from <= b_to, 1.0, 0.0), DOT, False)
+    b_sign = sign_through(b_negative, C, DOT)
     b_round = b_cum.to(tl.float32) + ROUND
     b_broken = (b_cum - (b_round - ROUND)).to(tl.float32)
     b_middle = at_token(b_cum, C // 2 - 1, C).to(tl.float32) + ROUND
