@@ -93,6 +93,10 @@ RECIPES: dict[str, Protocol] = {
         "the transitions of the elements are pulled towards multiplying like the elements",
         {"steps": 30_000, "penalties": {"homomorphism": 0.1, "closure": 0.1}},
     ),
+    "relations": Protocol(
+        "the letters' maps are pulled towards the group's relations, (x y)^ord(xy) = 1, once the training is half over",
+        {"ramp": (0.5, 0.6), "penalties": {"relations": 1.0, "defect": 0.01}},
+    ),
     "closure-late": Protocol(
         "the closure and orthogonality penalties once the training is half over", {"ramp": (0.5, 0.6)} | _CLOSED
     ),

@@ -296,6 +296,13 @@ class ComplexKDA(nn.Module):
         """[B, T, HV, K, K] the transitions on x [B, T, d] as matrices."""
         return transition.dense(*self.transitions(x))
 
+    def writes(self, x: Tensor) -> Tensor:
+        """[B, T, HV, K, V] the state that each token of x [B, T, d] leaves when it comes alone: beta k v^T here."""
+        y, _ = self._project(x.flatten(0, 1).unsqueeze(1), {})
+        state = self._run(y, None, output_final_state=True)[1]
+        assert state is not None
+        return state.unflatten(0, x.shape[:2])
+
     def extra_repr(self) -> str:
         return f"gate={self.gate}, beta_range={self.beta_range}, heads={self.num_heads}x{self.head_dim}"
 

@@ -84,7 +84,7 @@ class _Layout:
         return x.transpose(1, 2).to(dtype).contiguous()
 
     def rows(self, *tensors: Tensor) -> "_Carry":
-        """[M, ...] each -> [R, NC, ...], in float64 where values are narrow: BLAS then adds up many channels one after the other."""
+        """[M, ...] each -> [R, NC, ...]; in float64 where values are narrow, for BLAS then sums channels one after the other."""
         dtype = torch.float64 if tensors[0].shape[-1] < _NARROW else tensors[0].dtype
         return _Carry(*(x.to(dtype).unflatten(0, (self.B * self.HV, self.NC)) for x in tensors))
 

@@ -25,6 +25,7 @@ from torch.nn.functional import cross_entropy
 
 from ckda.record import read_json
 from ckda.tasks.closure import closure
+from ckda.tasks.relations import relations
 from ckda.theory.finite_groups import FiniteGroup, cycle_notation, from_table, group
 
 __all__ = ["WordProblem", "correct_products", "read_table", "scaled_accuracy", "shell_game"]
@@ -83,6 +84,14 @@ class WordProblem:
             self._on[name, device] = (value if isinstance(value, Tensor) else torch.tensor(value)).to(device)
         return self._on[name, device]
 
+    def _pairs_by_order(self, device: torch.device) -> dict[int, Tensor]:
+        """order -> [2, number] the pairs a <= b whose product has that order, on this device, copied there once."""
+        if ("pairs", device) not in self._on:
+            orders = torch.tensor(self.group.orders)[self.table].triu()
+            found = {order: (orders == order).nonzero().T for order in sorted(set(self.group.orders))}
+            self._on["pairs", device] = {order: pairs.contiguous().to(device) for order, pairs in found.items()}
+        return self._on["pairs", device]
+
     def elements(self, x: Tensor) -> Tensor:
         """What tokens stand for."""
         return self._tensor("meaning", x.device)[x] if self.meaning else x
@@ -137,12 +146,13 @@ class WordProblem:
         return cross_entropy(logits.flatten(0, 2), y.flatten(), reduction="none").view_as(y).mean((1, 2))
 
     def penalty(self, name: str, trace: dict[str, Tensor], y: Tensor) -> Tensor:
-        """[R] one of three, from the model's trace (:meth:`ckda.models.tracker.Tracker.forward`):
+        """[R] one of four, from the model's trace (:meth:`ckda.models.tracker.Tracker.forward`):
 
         closure        equal input and product, equal readout (:func:`ckda.tasks.closure.closure`), each head
         defect         mean of 1 - alpha^2 plus mean of beta (2 - beta): zero exactly where transitions are orthogonal
         homomorphism   |A_x A_y - A_xy|_F^2 / K over all pairs of elements, mean over heads: zero exactly where the
                        transitions of the elements multiply like the elements
+        relations      x and y in turn, ord(xy) times, leave the state where it was (:func:`ckda.tasks.relations.relations`)
         """
         if name == "closure":
             o, x, y = (t[:, :_PENALTY_WORDS] for t in (trace["o"], trace["x"], y))
@@ -157,7 +167,9 @@ class WordProblem:
             products = A.unsqueeze(3) @ A.unsqueeze(2)  # [R, H, n, n, K, K]
             images = A.index_select(2, table.flatten()).unflatten(2, table.shape)
             return (products - images).square().sum((-2, -1)).flatten(1).mean(1) / A.shape[-1]
-        raise ValueError(f"there is no penalty {name!r}; there are 'closure', 'defect' and 'homomorphism'")
+        if name == "relations":
+            return relations(trace["A"], trace["b"], self._pairs_by_order(trace["A"].device))
+        raise ValueError(f"there is no penalty {name!r}; there are 'closure', 'defect', 'homomorphism' and 'relations'")
 
     def key(self) -> dict[str, Any]:
         """The group, its letters and what they mean."""

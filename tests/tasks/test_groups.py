@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from ckda import transition
 from ckda.models.tracker import build_tracker, icosahedral_quaternions
 from ckda.tasks import shuffled_objects
 from ckda.tasks.closure import closure
@@ -96,20 +97,43 @@ def test_penalties_vanish_where_they_should():
         "x": x,
         "o": torch.cat([torch.ones(1, 4, 1, 1, 1), readout], 2),
         "A": torch.tensor([1.0, -1.0]).view(1, 2, 1, 1, 1),
+        "b": torch.tensor([0.0, 3.0]).view(1, 2, 1, 1, 1),
         "alpha": torch.tensor([1.0, -1.0]).view(1, 2, 1, 1),
         "beta": torch.tensor([0.0, 2.0]).view(1, 2, 1),
     }
-    for name in ("closure", "defect", "homomorphism"):
+    for name in ("closure", "defect", "homomorphism", "relations"):
         assert float(task.penalty(name, trace, y)) < 1e-10, name
     broken = trace | {
         "o": trace["o"] * torch.rand(1, 4, 10, 1, 1),
         "A": 0.9 * trace["A"],
         "alpha": 0.9 * trace["alpha"],
     }
-    for name in ("closure", "defect", "homomorphism"):
+    for name in ("closure", "defect", "homomorphism", "relations"):
         assert float(task.penalty(name, broken, y)) > 1e-3, name
     with pytest.raises(ValueError, match="no penalty 'beauty'"):
         task.penalty("beauty", trace, y)
+
+
+def test_relations_hold_for_quaternions_and_not_for_their_neighbours():
+    """S -> q S q keeps (x y)^ord(xy) = 1 of A5 and is no representation; any other keys, signs or values break it."""
+    task = WordProblem.named("A5")
+    q = torch.from_numpy(icosahedral_quaternions(task.group))
+    signs = torch.tensor([-1.0, 1, 1, 1], dtype=torch.float64)
+    C = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    C[0] = 0
+
+    def trace(q, v, alpha=signs):
+        b = 2 * q.unsqueeze(-1) * v.unsqueeze(-2)
+        return {"A": transition.dense(alpha, q, 2.0)[None, :, None], "b": b[None, :, None]}
+
+    noise = 0.01 * torch.randn(60, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    y = torch.zeros(1, 1, 1, dtype=torch.long)
+    exact = trace(q, q @ C)
+    assert float(task.penalty("relations", exact, y)) < 1e-12
+    assert float(task.penalty("homomorphism", exact, y)) > 0.1
+    turned = torch.nn.functional.normalize(q + noise, dim=-1)
+    for broken in (trace(turned, turned @ C), trace(q, q @ C + noise[:, :3]), trace(q, q @ C, signs.abs())):
+        assert float(task.penalty("relations", broken, y)) > 1e-5
 
 
 def test_quaternions_multiply_like_a5():
