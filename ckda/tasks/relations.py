@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-__all__ = ["relations"]
+__all__ = ["drift", "relations", "unturned"]
 
 _ROUNDS = 24  # each at least halves what is left to the fixed point, where letters act by quaternions
 
@@ -30,11 +30,11 @@ def relations(A: Tensor, b: Tensor, pairs: dict[int, Tensor]) -> Tensor:
         >>> [bool(relations(*maps, pairs) < 1e-10) for maps in ((A, b), (0.9 * A, b), (A, b + 1))]
         [True, False, False]
     """
-    error = _unturned(A, pairs) + _drift(A, b)
+    error = unturned(A, pairs) + drift(A, b)
     return (error / (1 + error)).mean(-1)
 
 
-def _unturned(A: Tensor, pairs: dict[int, Tensor]) -> Tensor:
+def unturned(A: Tensor, pairs: dict[int, Tensor]) -> Tensor:
     """[R, H] the mean of ``|(A_x A_y)^ord(xy) - I|_F^2``."""
     eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     errors = []
@@ -51,7 +51,7 @@ def _power(x: Tensor, exponent: int) -> Tensor:
     return half @ half @ x if exponent % 2 else half @ half
 
 
-def _drift(A: Tensor, b: Tensor) -> Tensor:
+def drift(A: Tensor, b: Tensor) -> Tensor:
     """[R, H] ``|b_x - (C - A_x C)|^2`` over the energy of b, with C where the mean of all maps leads to from anywhere.
 
     C is taken as given: its own gradient vanishes where the maps do have a common fixed point.
