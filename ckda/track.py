@@ -306,15 +306,15 @@ def _check_penalties(model: Tracker, recipe: Recipe, task: WordProblem) -> None:
     if not hasattr(model.mixer, "read"):
         raise ValueError("the recipe has penalties, but this mixer has no recurrent state to look at")
     seen = model.symbols()
-    needs = {"closure": (), "defect": ("alpha", "beta"), "homomorphism": ("A",), "relations": ("A", "b")}
+    needs = {"closure": (), "defect": ("alpha", "beta"), "homomorphism": ("A",), "relations": ("A", "b", "start")}
     for name in recipe.penalties:
         missing = [part for part in needs[name] if part not in seen]
         if missing:
             raise ValueError(
                 f"the recipe's penalty {name!r} needs {', '.join(missing)} of the transition; this mixer has none"
             )
-        if name in ("homomorphism", "relations") and task.meaning:
-            raise ValueError(f"the recipe's penalty {name!r} needs one token for each element")
+        if name == "homomorphism" and task.meaning:
+            raise ValueError("the recipe's penalty 'homomorphism' needs one token for each element")
 
 
 # One run -------------------------------------------------------------------------------------------------------------

@@ -53,6 +53,7 @@ class Tracker(nn.Module):
         o             [B, T, H, V] the mixer's raw readout, before norm and projection
         alpha, beta   [n, H, K] and [n, H] on each input symbol (only of mixers that have them)
         A, b          [n, H, K, K] and [n, H, K, V]: an input symbol maps the state S to A S + b (likewise)
+        start         [H, K, V] the state after the begin token (likewise)
         """
         if self.by_symbol and hasattr(self.mixer, "reads_words") and self.mixer.reads_words(tokens):
             o = self.mixer.read_words(self.embedding.weight, tokens)
@@ -66,7 +67,7 @@ class Tracker(nn.Module):
         return (logits, {"x": tokens, "o": o} | self.symbols()) if trace else logits
 
     def symbols(self) -> dict[str, Tensor]:
-        """alpha, beta, A and b of :meth:`forward`'s trace: what each input symbol, the begin token left out, does to the state."""
+        """alpha, beta, A, b and start of :meth:`forward`'s trace: what each input symbol does to the state."""
         seen: dict[str, Tensor] = {}
         x = self.embedding.weight[None, :-1]
         if hasattr(self.mixer, "transitions"):
@@ -76,7 +77,8 @@ class Tracker(nn.Module):
             except NotImplementedError:
                 pass
         if hasattr(self.mixer, "matrices"):
-            seen |= {"A": self.mixer.matrices(x)[0], "b": self.mixer.writes(x)[0]}
+            writes = self.mixer.writes(self.embedding.weight[None])[0]
+            seen |= {"A": self.mixer.matrices(x)[0], "b": writes[:-1], "start": writes[-1]}
         return seen
 
     def prefill(self, tokens: Tensor, cache: Any = None) -> tuple[Tensor, Any]:

@@ -77,20 +77,17 @@ class WordProblem:
         """[n, n] int64, table[a, b] = ab."""
         return torch.from_numpy(self.group.table).long()
 
+    @cached_property
+    def pairs(self) -> Tensor:
+        """[2, n (n + 1) / 2] the pairs of letters."""
+        return torch.combinations(torch.arange(self.begin), with_replacement=True).T.contiguous()
+
     def _tensor(self, name: str, device: torch.device) -> Tensor:
-        """`table`, `letters` or `meaning` on this device, copied there once."""
+        """`table`, `pairs`, `letters` or `meaning` on this device, copied there once."""
         if (name, device) not in self._on:
             value = getattr(self, name)
             self._on[name, device] = (value if isinstance(value, Tensor) else torch.tensor(value)).to(device)
         return self._on[name, device]
-
-    def _pairs_by_order(self, device: torch.device) -> dict[int, Tensor]:
-        """order -> [2, number] the pairs a <= b whose product has that order, on this device, copied there once."""
-        if ("pairs", device) not in self._on:
-            orders = torch.tensor(self.group.orders)[self.table].triu()
-            found = {order: (orders == order).nonzero().T for order in sorted(set(self.group.orders))}
-            self._on["pairs", device] = {order: pairs.contiguous().to(device) for order, pairs in found.items()}
-        return self._on["pairs", device]
 
     def elements(self, x: Tensor) -> Tensor:
         """What tokens stand for."""
@@ -152,7 +149,7 @@ class WordProblem:
         defect         mean of 1 - alpha^2 plus mean of beta (2 - beta): zero exactly where transitions are orthogonal
         homomorphism   |A_x A_y - A_xy|_F^2 / K over all pairs of elements, mean over heads: zero exactly where the
                        transitions of the elements multiply like the elements
-        relations      x and y in turn, ord(xy) times, leave the state where it was (:func:`ckda.tasks.relations.relations`)
+        relations      the letters move the state like a finite group, whichever (:func:`ckda.tasks.relations.relations`)
         """
         if name == "closure":
             o, x, y = (t[:, :_PENALTY_WORDS] for t in (trace["o"], trace["x"], y))
@@ -168,7 +165,8 @@ class WordProblem:
             images = A.index_select(2, table.flatten()).unflatten(2, table.shape)
             return (products - images).square().sum((-2, -1)).flatten(1).mean(1) / A.shape[-1]
         if name == "relations":
-            return relations(trace["A"], trace["b"], self._pairs_by_order(trace["A"].device))
+            A, b, start = (trace[part] for part in ("A", "b", "start"))
+            return relations(A, b, start, self._tensor("pairs", A.device))
         raise ValueError(f"there is no penalty {name!r}; there are 'closure', 'defect', 'homomorphism' and 'relations'")
 
     def key(self) -> dict[str, Any]:

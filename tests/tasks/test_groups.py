@@ -98,11 +98,12 @@ def test_penalties_vanish_where_they_should():
         "o": torch.cat([torch.ones(1, 4, 1, 1, 1), readout], 2),
         "A": torch.tensor([1.0, -1.0]).view(1, 2, 1, 1, 1),
         "b": torch.tensor([0.0, 3.0]).view(1, 2, 1, 1, 1),
+        "start": torch.zeros(1, 1, 1, 1),
         "alpha": torch.tensor([1.0, -1.0]).view(1, 2, 1, 1),
         "beta": torch.tensor([0.0, 2.0]).view(1, 2, 1),
     }
     for name in ("closure", "defect", "homomorphism", "relations"):
-        assert float(task.penalty(name, trace, y)) < 1e-10, name
+        assert float(task.penalty(name, trace, y)) < (1e-8 if name == "relations" else 1e-10), name
     broken = trace | {
         "o": trace["o"] * torch.rand(1, 4, 10, 1, 1),
         "A": 0.9 * trace["A"],
@@ -115,7 +116,7 @@ def test_penalties_vanish_where_they_should():
 
 
 def test_relations_hold_for_quaternions_and_not_for_their_neighbours():
-    """S -> q S q keeps (x y)^ord(xy) = 1 of A5 and is no representation; any other keys, signs or values break it."""
+    """S -> q S q is exact and no representation; any other keys, signs or values break it."""
     task = WordProblem.named("A5")
     q = torch.from_numpy(icosahedral_quaternions(task.group))
     signs = torch.tensor([-1.0, 1, 1, 1], dtype=torch.float64)
@@ -124,12 +125,13 @@ def test_relations_hold_for_quaternions_and_not_for_their_neighbours():
 
     def trace(q, v, alpha=signs):
         b = 2 * q.unsqueeze(-1) * v.unsqueeze(-2)
-        return {"A": transition.dense(alpha, q, 2.0)[None, :, None], "b": b[None, :, None]}
+        A = transition.dense(alpha, q, 2.0)
+        return {"A": A[None, :, None], "b": b[None, :, None], "start": torch.zeros(1, 1, 4, 3, dtype=torch.float64)}
 
     noise = 0.01 * torch.randn(60, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     y = torch.zeros(1, 1, 1, dtype=torch.long)
     exact = trace(q, q @ C)
-    assert float(task.penalty("relations", exact, y)) < 1e-12
+    assert float(task.penalty("relations", exact, y)) < 1e-8
     assert float(task.penalty("homomorphism", exact, y)) > 0.1
     turned = torch.nn.functional.normalize(q + noise, dim=-1)
     for broken in (trace(turned, turned @ C), trace(q, q @ C + noise[:, :3]), trace(q, q @ C, signs.abs())):
