@@ -371,9 +371,9 @@ def _reverse(
         "STORE_DUY": outputs.get("p_duy") is not None,
         "SUMMARY": not outputs,
     }
-    return Launch(
-        reverse_kernel, (-(-p.V // BV), p.HV, p.N * p.num_segments), arguments | outputs, num_warps=4, num_stages=3
-    )
+    grid = (-(-p.V // BV), p.HV, p.N * p.num_segments)
+    num_stages = 3 if p.split and p.K <= 128 else 2  # a third would not fit into the 99 KiB of sm_89 elsewhere
+    return Launch(reverse_kernel, grid, arguments | outputs, num_warps=4, num_stages=num_stages)
 
 
 def _segment_ends(call: Call, p: Plan, x: Saved, where: _Chunks, do: Tensor, dfinal: Tensor | None) -> Tensor:
