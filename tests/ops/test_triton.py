@@ -293,6 +293,27 @@ def test_packed_gives_the_bits_of_separate_sequences(form: str, monkeypatch: pyt
     assert_same_bits(run(call | {"cu_seqlens": call["cu_seqlens"].long()}, "triton", gradients=False), packed)
 
 
+def _every_other(leaves: Call) -> Call:
+    """The same arguments as views of memory with gaps."""
+    names = ("A_log", "dt_bias", "cu_seqlens")
+    return leaves | {name: torch.stack([leaves[name], torch.zeros_like(leaves[name])], -1)[..., 0] for name in names}
+
+
+@in_interpreter
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+def test_strided_parameters_and_bounds(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bits of contiguous ones, gradients included."""
+    _use(form, monkeypatch)
+    call = make_call(B=1, T=6, H=2, K=5, V=4, dtype=torch.float32, A_log=True, dt_bias=True, cu_seqlens=[0, 1, 4, 6])
+
+    def strided(leaves: Call) -> tuple[Tensor, Tensor]:
+        views = _every_other(leaves)
+        assert not any(views[name].is_contiguous() for name in ("A_log", "dt_bias", "cu_seqlens"))
+        return complex_kda(**views, output_final_state=True, backend="triton")
+
+    assert_same_bits(run(call, strided), run(call, "triton"))
+
+
 # Edges ----------------------------------------------------------------------------------------------------------------
 
 

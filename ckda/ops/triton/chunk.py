@@ -12,7 +12,7 @@ from torch import Tensor
 from ckda.ops.call import Call, Gradients
 from ckda.ops.triton.chunk_backward import contract_kernel, gradient_kernel, pair_kernel, reverse_kernel
 from ckda.ops.triton.chunk_forward import intra_kernel, solver_kernel, state_kernel
-from ckda.ops.triton.launch import Launch, assemble, gate_arguments, power_of_two
+from ckda.ops.triton.launch import Launch, assemble, contiguous, gate_arguments, power_of_two
 
 __all__ = ["CHUNK", "Plan", "backward", "forward", "launches", "plan", "saved_like"]
 
@@ -209,7 +209,7 @@ def _state_arguments(p: Plan, x: Saved, where: _Chunks, call: Call) -> dict[str,
         "p_start": x.start,
         "p_end": x.end,
         "BOUNDED": _is_bounded(call),
-        "p_cu_seqlens": call.cu_seqlens,
+        "p_cu_seqlens": contiguous(call.cu_seqlens),
         "p_first": where.first,
         "T": p.T,
         "NC": p.NC,

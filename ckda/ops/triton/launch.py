@@ -2,9 +2,11 @@
 
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from ckda.ops.call import Call, Gradients
 
-__all__ = ["Launch", "assemble", "gate_arguments", "power_of_two"]
+__all__ = ["Launch", "assemble", "contiguous", "gate_arguments", "power_of_two"]
 
 
 class Launch(NamedTuple):
@@ -37,6 +39,11 @@ def power_of_two(n: int) -> int:
     return max(16, 1 << (n - 1).bit_length())
 
 
+def contiguous(x: Tensor | None) -> Tensor | None:
+    """x as the kernels read it, which know no strides."""
+    return None if x is None else x.contiguous()
+
+
 def gate_arguments(call: Call) -> dict[str, Any]:
     """The raw inputs but v, and the flags that say how they are read."""
     _, T, H, K = call.q.shape
@@ -44,10 +51,10 @@ def gate_arguments(call: Call) -> dict[str, Any]:
         "p_q": call.q.contiguous(),
         "p_k": call.k.contiguous(),
         "p_g": call.g.contiguous(),
-        "p_beta": None if call.beta is None else call.beta.contiguous(),
-        "p_sign": None if call.sign is None else call.sign.contiguous(),
-        "p_A_log": call.A_log,
-        "p_dt_bias": call.dt_bias,
+        "p_beta": contiguous(call.beta),
+        "p_sign": contiguous(call.sign),
+        "p_A_log": contiguous(call.A_log),
+        "p_dt_bias": contiguous(call.dt_bias),
         "T": T,
         "scale": call.scale,
         "H": H,

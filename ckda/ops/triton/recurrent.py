@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ckda.ops.call import Call, Gradients
-from ckda.ops.triton.launch import Launch, assemble, gate_arguments, power_of_two
+from ckda.ops.triton.launch import Launch, assemble, contiguous, gate_arguments, power_of_two
 from ckda.ops.triton.tile import alpha_gate, gate_gradient, learning_rate
 
 __all__ = ["backward", "forward", "launches", "recurrent_backward_kernel", "recurrent_kernel", "saved_like", "step"]
@@ -287,7 +287,7 @@ def _num_warps(BK: int, BV: int) -> int:
 def _arguments(call: Call) -> dict[str, Any]:
     return gate_arguments(call) | {
         "p_initial": None if call.initial_state is None else call.start_state().contiguous(),
-        "p_cu_seqlens": call.cu_seqlens,
+        "p_cu_seqlens": contiguous(call.cu_seqlens),
         "V": call.v.shape[3],
         "HAS_INITIAL": call.initial_state is not None,
     }
