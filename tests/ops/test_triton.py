@@ -334,6 +334,16 @@ def test_zero_gates_and_zero_vectors(form: str, T: int, monkeypatch: pytest.Monk
 
 
 @in_interpreter
+@pytest.mark.parametrize("exponent", [-83, 83])
+def test_keys_whose_square_float32_cannot_hold(exponent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the direction of a normalised key matters: the same bits, and a gradient as much larger as the key is smaller."""
+    _use("chunk", monkeypatch)
+    call = make_call(B=1, T=5, H=1, K=4, V=3, dtype=torch.float32, initial=True)
+    scaled = run(call | {"k": call["k"] * 2.0**exponent}, "triton")
+    assert_same_bits(scaled | {"dk": scaled["dk"] * 2.0**exponent}, run(call, "triton"))
+
+
+@in_interpreter
 @pytest.mark.parametrize(("gate", "u"), [("sigmoid", 40.0), ("signed", 0.0), ("signed", -0.0), ("signed", -40.0)])
 def test_the_ends_of_the_bounded_gates(gate: str, u: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """|alpha| = e^-5 at every step, which takes the chunk's factors to e^80, and alpha = -1 at every step."""
