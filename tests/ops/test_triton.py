@@ -162,6 +162,13 @@ def _rounded(b_x, DOT: tl.constexpr):
     return ((b_bits + 0x7FFF + ((b_bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
 
 
+def _round_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the path of bfloat16 for float32 inputs."""
+    monkeypatch.setitem(chunk.FAST, torch.float32, "bf16")
+    for module in (tile, chunk_forward, chunk_backward):
+        monkeypatch.setattr(module, "operand", _rounded)
+
+
 @in_interpreter
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize(
@@ -177,9 +184,7 @@ def _rounded(b_x, DOT: tl.constexpr):
 def test_operands_of_bfloat16_digits(settings: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     """The path of bfloat16 with its rounding and its range: gates down to e^-5, and to zero where they have no bound."""
     _use("chunk", monkeypatch)
-    monkeypatch.setitem(chunk.FAST, torch.float32, "bf16")
-    for module in (tile, chunk_forward, chunk_backward):
-        monkeypatch.setattr(module, "operand", _rounded)
+    _round_operands(monkeypatch)
     call = make_call(**({"B": 1, "H": 1, "initial": True, "dtype": torch.float32} | settings))
     floats = {n: x for n, x in call.items() if isinstance(x, Tensor) and x.is_floating_point() and n != "initial_state"}
     call |= {n: x.bfloat16().float() for n, x in floats.items()}
@@ -353,6 +358,22 @@ def test_the_ends_of_the_bounded_gates(gate: str, u: float, monkeypatch: pytest.
     assert_close(draw.results, draw.oracle, 2e-5)
     if u == 0:
         assert not draw.results["dg"].any()
+
+
+@in_interpreter
+@pytest.mark.parametrize("t", [2, 20])
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("gate", ["signed", "sigmoid", "softplus", None])
+def test_nan_stays_nan(gate: str | None, split: bool, t: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gate that is not a number is seen in every later output and in the state."""
+    _use("chunk", monkeypatch)
+    if split:
+        _round_operands(monkeypatch)
+    call = make_call(B=1, T=34, H=1, K=4, V=3, gate=gate, dtype=torch.float32, initial=True)
+    call["g"][:, t] = math.nan
+    found = run(call, "triton", gradients=False)
+    assert found["o"][:, t:].isnan().all()
+    assert found["state"].isnan().all()
 
 
 def _reflections(call: Call, keys: str = "equal", signs: str = "random") -> Call:

@@ -104,7 +104,9 @@ def used_keys(b_k, NORMALIZE: tl.constexpr, WIDE: tl.constexpr):
     if NORMALIZE:
         b_square = tl.sum(b_wide * b_wide, 0)
         b_some = tl.where(b_square > 0, b_square, 1.0)
-        b_exponent = tl.minimum(tl.floor(0.5 - 0.5 * tl.log2(b_some)), 126.0)  # of the square as it is: float32 may lack the range
+        b_exponent = tl.minimum(
+            tl.floor(0.5 - 0.5 * tl.log2(b_some)), 126.0
+        )  # of the square as it is: float32 may lack the range
         b_power = tl.where(b_square > 0, tl.exp2(b_exponent.to(tl.float32)), 0.0)
         b_k *= b_power[None, :]
         b_norm2 = tl.where(b_square > 0, b_square * b_power * b_power, 1.0)
