@@ -5,6 +5,7 @@ whose bookkeeping costs the host some 0.3 ms a call.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from ckda.ops.call import Call, Gradients
 from ckda.ops.registry import BACKENDS, Backend
 
-__all__ = ["apply", "needs_gradient"]
+__all__ = ["apply", "full_precision", "needs_gradient"]
 
 _TENSORS = Call._fields[: Call._fields.index("gate")]
 _SCHEMA = (
@@ -21,6 +22,17 @@ _SCHEMA = (
     "Tensor? erase, Tensor? write, Tensor? initial_state, Tensor? cu_seqlens, str? gate, int? beta_range, "
     "bool normalize_qk, float scale, bool output_final_state, str backend"
 )
+
+
+#: asked once: torch.compile cannot trace the question
+_AUTOCAST = frozenset(kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind))
+
+
+def full_precision(device: torch.device) -> AbstractContextManager:
+    """Autocast is for the caller's projections; the recurrence keeps its own precision, backward too."""
+    if device.type in _AUTOCAST and torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
 
 
 def _split_arguments(arguments: tuple) -> tuple[Call, Backend]:
@@ -62,7 +74,8 @@ def _backward(do: Tensor, dstate: Tensor | None, saved: list[Tensor], *arguments
     """The gradients that are not None, in the order of :class:`Gradients`."""
     call, backend = _split_arguments(arguments)
     assert backend.backward is not None
-    return [grad for grad in backend.backward(call, saved, do, dstate) if grad is not None]
+    with full_precision(do.device):
+        return [grad for grad in backend.backward(call, saved, do, dstate) if grad is not None]
 
 
 _backward_op = torch.library.custom_op(

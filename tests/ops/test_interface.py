@@ -501,6 +501,16 @@ def test_autocast_leaves_the_recurrence_alone() -> None:
     assert torch.equal(plain, cast)
 
 
+def test_autocast_leaves_the_backward_pass_alone() -> None:
+    """Also where backward() is called inside it."""
+    x = torch.randn(2, 70, 2, 8, requires_grad=True)
+    o = complex_kda(x, x, x, x, x[..., 0], gate="signed", beta_range=2, normalize_qk=True, backend="chunked")[0]
+    (plain,) = torch.autograd.grad(o.sum(), x, retain_graph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        (cast,) = torch.autograd.grad(o.sum(), x)
+    assert torch.equal(plain, cast)
+
+
 def test_a_compiled_call_takes_another_length() -> None:
     compiled = torch.compile(
         lambda x: complex_kda(x, x, x, x, x[..., 0], gate="signed", beta_range=2, normalize_qk=True)[0],

@@ -206,9 +206,22 @@ def test_segments(gate: str | None, segment: int, T: int, monkeypatch: pytest.Mo
     monkeypatch.setattr(chunk, "SEGMENT", segment)
     assert chunk.plan(_call(**call)).num_segments == -(-T // (32 * segment))
     split = compare(call, "triton")
+    assert split.results["state"].is_contiguous()  # as its fake is
     assert_close(split.results, whole, 2e-5)
     assert any(not torch.equal(split.results[name], x) for name, x in whole.items())  # it did something else
     check_kernels([split], rule=False)  # a product of transitions has roundings of its own
+
+
+@in_interpreter
+def test_autocast_leaves_the_segments_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward, where the states between segments are carried by torch."""
+    _use("chunk", monkeypatch)
+    monkeypatch.setattr(chunk, "SPLIT_FROM", 2)
+    monkeypatch.setattr(chunk, "SEGMENT", 1)
+    call = make_call(B=1, T=40, H=1, K=6, V=5, dtype=torch.float32, initial=True)
+    plain = run(call, "triton")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_same_bits(run(call, "triton"), plain)
 
 
 @in_interpreter

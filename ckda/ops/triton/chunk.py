@@ -290,10 +290,14 @@ def _state(
 
 
 def _carry(p: Plan, matrices: Tensor, offsets: Tensor, start: Tensor) -> Tensor:
-    """[B, num_segments, HV, K, V]: start, then matrices[s] @ previous + offsets[s], in float32."""
-    states = [start]
+    """float32 [B, num_segments, HV, K, V]: start, then matrices[s] @ previous + offsets[s].
+
+    Carried in float64, which neither TF32 nor autocast reaches.
+    """
+    state, states = start.double(), [start]
     for s in range(p.num_segments - 1):
-        states.append(torch.matmul(matrices[:, s], states[-1]) + offsets[:, s])
+        state = torch.matmul(matrices[:, s].double(), state) + offsets[:, s]
+        states.append(state.float())
     return torch.stack(states, 1)
 
 
@@ -341,7 +345,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor, list[Tensor]]:
     final = call.v.new_empty(p.N * p.num_segments, p.HV, p.K, p.V, dtype=torch.float32)
     o = torch.empty_like(call.v, memory_format=torch.contiguous_format)
     _state(call, p, x, where, initial, o, final)()
-    return o, final.unflatten(0, (p.N, -1))[:, -1], [*x]
+    return o, final.unflatten(0, (p.N, -1))[:, -1].contiguous(), [*x]
 
 
 def _reverse(
