@@ -6,6 +6,7 @@ and with float32 operands rounded to bfloat16's digits.
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -35,7 +36,7 @@ triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
 from ckda.ops import triton as kernels  # noqa: E402
-from ckda.ops.triton import chunk, chunk_backward, chunk_forward, recurrent, tile  # noqa: E402
+from ckda.ops.triton import chunk, chunk_backward, chunk_forward, launch, recurrent, tile  # noqa: E402
 
 in_interpreter = pytest.mark.skipif(
     torch.cuda.is_available(), reason="with a GPU the kernels are compiled, and the tests marked gpu run"
@@ -525,6 +526,42 @@ def test_the_form_depends_on_length_and_width_alone() -> None:
         wider = _call(**make_call(B=B, T=8, H=H, K=4, V=kernels.SMALL_HEAD + 1))
         forms.add((kernels.is_short(call), kernels.is_short(longer), kernels.is_short(wider)))
     assert forms == {(True, False, False)}
+
+
+class _OnCard1(Tensor):
+    """What says that it lies on the second card."""
+
+    is_cuda = True  # type: ignore[assignment]
+
+    def get_device(self) -> int:
+        return 1
+
+
+class _Recorder:
+    """A kernel that writes down which card is the current one, and its grid."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, tuple]] = []
+
+    def __getitem__(self, grid: tuple) -> Any:
+        return lambda *_, **__: self.calls.append((torch.cuda.current_device(), grid))
+
+
+def test_kernels_run_on_the_device_of_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = [0]
+
+    @contextmanager
+    def device(index: int) -> Iterator[None]:
+        current.append(index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
+    monkeypatch.setattr(torch.cuda, "device", device)
+    kernel, there = _Recorder(), torch.zeros(1).as_subclass(_OnCard1)
+    launch.Launch(kernel, (3,), {"p_none": None, "p_x": there}, num_warps=1)()
+    launch.launch(kernel, (4,), torch.zeros(1), 5)
+    assert kernel.calls == [(1, (3,)), (0, (4,))]
 
 
 # On a GPU -------------------------------------------------------------------------------------------------------------

@@ -1,12 +1,14 @@
 """One kernel launch as data, and what every launch shares."""
 
+from itertools import chain
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ckda.ops.call import Call, Gradients
 
-__all__ = ["Launch", "assemble", "contiguous", "gate_arguments", "power_of_two"]
+__all__ = ["Launch", "assemble", "contiguous", "gate_arguments", "launch", "power_of_two"]
 
 
 class Launch(NamedTuple):
@@ -26,7 +28,17 @@ class Launch(NamedTuple):
         return options if self.maxnreg is None else options | {"maxnreg": self.maxnreg}
 
     def __call__(self) -> None:
-        self.kernel[self.grid](**self.arguments, **self.options)
+        launch(self.kernel, self.grid, **self.arguments, **self.options)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **named: Any) -> None:
+    """kernel[grid](...) on the device of its first tensor, which need not be the current one; all kernels start here."""
+    first = next(x for x in chain(arguments, named.values()) if isinstance(x, Tensor))
+    if first.is_cuda and first.get_device() != torch.cuda.current_device():
+        with torch.cuda.device(first.get_device()):
+            kernel[grid](*arguments, **named)
+    else:
+        kernel[grid](*arguments, **named)
 
 
 def power_of_two(n: int) -> int:
