@@ -528,6 +528,15 @@ def test_the_form_depends_on_length_and_width_alone() -> None:
     assert forms == {(True, False, False)}
 
 
+@pytest.mark.parametrize(("B", "T"), [(70_000, 1), (1, 70_000 * 32)])
+def test_grids_fit_for_many_sequences_and_chunks(B: int, T: int) -> None:
+    """CUDA takes up to 65,535 programs on the second and third axis."""
+    x = torch.empty(B, T, 2, 16, device="meta")
+    call = _call(x, x, x, x, x[..., 0], gate="signed", beta_range=2, normalize_qk=True)
+    grids = [found.grid for found in (*chunk.launches(call), *recurrent.launches(call))]
+    assert max(n for grid in grids for n in grid[1:]) <= 65_535
+
+
 class _OnCard1(Tensor):
     """What says that it lies on the second card."""
 

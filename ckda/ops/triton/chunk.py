@@ -286,7 +286,7 @@ def _state(
         "STORE_FINAL": final is not None,
         "SUMMARY": summary,
     }
-    return Launch(state_kernel, (-(-V // BV), p.HV, p.N * p.num_segments), arguments, num_warps=4)
+    return Launch(state_kernel, (-(-V // BV) * p.HV * p.N * p.num_segments,), arguments, num_warps=4)
 
 
 def _carry(p: Plan, matrices: Tensor, offsets: Tensor, start: Tensor) -> Tensor:
@@ -375,7 +375,7 @@ def _reverse(
         "STORE_DUY": outputs.get("p_duy") is not None,
         "SUMMARY": not outputs,
     }
-    grid = (-(-p.V // BV), p.HV, p.N * p.num_segments)
+    grid = (-(-p.V // BV) * p.HV * p.N * p.num_segments,)
     num_stages = 3 if p.split and p.K <= 128 else 2  # a third would not fit into the 99 KiB of sm_89 elsewhere
     return Launch(reverse_kernel, grid, arguments | outputs, num_warps=4, num_stages=num_stages)
 
@@ -468,7 +468,7 @@ def _contract(
     }
     arguments |= {name: out[name] for name in ("p_S_do", "p_S_dr", "p_dS_u", "p_through")}
     maxnreg = 128 if num_warps == 8 else None
-    grid = (-(-p.K // BK), p.slots, p.HV)
+    grid = (-(-p.K // BK) * p.slots, p.HV)
     return Launch(contract_kernel, grid, arguments, num_warps=num_warps, maxnreg=maxnreg)
 
 
@@ -483,7 +483,7 @@ def _gradient(call: Call, p: Plan, x: Saved, where: _Chunks, out: dict[str, Any]
     arguments |= {f"p_{name}": getattr(x, name) for name in read}
     used = ("p_D", "p_dA", "p_scalars", "p_S_do", "p_S_dr", "p_dS_u", "p_through")
     arguments |= {name: out[name] for name in (*used, "p_dq", "p_dk", "p_dg", "p_dlog_rate", "p_dbias")}
-    return Launch(gradient_kernel, (-(-p.K // BK), p.slots, p.HV), arguments, num_warps=num_warps)
+    return Launch(gradient_kernel, (-(-p.K // BK) * p.slots, p.HV), arguments, num_warps=num_warps)
 
 
 def _gradient_outputs(call: Call, p: Plan) -> dict[str, Any]:

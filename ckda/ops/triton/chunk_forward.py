@@ -40,7 +40,7 @@ from ckda.ops.triton.tile import (
     widened,
 )
 
-__all__ = ["chunk_gate", "head_gate", "intra_kernel", "sequence_place", "solver_kernel", "state_kernel"]
+__all__ = ["chunk_gate", "head_gate", "intra_kernel", "sequence_place", "solver_kernel", "state_kernel", "state_place"]
 
 
 @triton.jit
@@ -295,6 +295,16 @@ def sequence_place(p_cu_seqlens, p_first, i_n, T, NC, SEGMENT, NUM_SEGMENTS, C: 
 
 
 @triton.jit
+def state_place(HV: tl.constexpr, NV: tl.constexpr):
+    """A program's block of values, value head and sequence: the blocks of a head are neighbours, then the heads of a sequence.
+
+    All on the first axis of the grid, for the others end at 65,535.
+    """
+    i = tl.program_id(0).to(tl.int64)
+    return i % NV, (i // NV) % HV, i // (NV * HV)
+
+
+@triton.jit
 def state_kernel(
     p_v,  # [B * T, HV, V]
     p_q_forward,  # [B * T, HV, K]
@@ -339,7 +349,7 @@ def state_kernel(
     A segment of a sequence is one row of p_initial and p_final. SUMMARY: only the final state is wanted, and "transition" starts
     from the identity with no values (V = K), which gives the segment's K x K transition; "offset" starts from zero.
     """
-    i_v, i_hv, i_n = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    i_v, i_hv, i_n = state_place(HV, (V + BV - 1) // BV)
     begin, end, first, num = sequence_place(p_cu_seqlens, p_first, i_n, T, NC, SEGMENT, NUM_SEGMENTS, C, PACKED)
     b_index = tl.arange(0, C)
     b_channel = tl.arange(0, BK)
