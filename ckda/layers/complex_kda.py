@@ -1,7 +1,6 @@
 """The Complex KDA layer: projections, gates, the recurrence, the gated norm of its output."""
 
 from collections.abc import Collection
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +12,8 @@ from ckda.layers.parts import HeadNorm, ShortConvolution, autocast_dtype
 from ckda.ops import complex_kda, complex_kda_step
 from ckda.ops.call import unit
 from ckda.ops.gate import beta_from_logit, beta_spread, evaluate_gate, init_A_log, init_dt_bias
-from ckda.ops.triton import SHORT, SMALL_HEAD
-from ckda.ops.words import complex_kda_words, rows_of
+from ckda.ops.triton import HAS_TRITON, SHORT, SMALL_HEAD
+from ckda.ops.words import MOST_ROWS, complex_kda_words, rows_of
 
 __all__ = ["RANGES", "ComplexKDA", "LayerCache", "Transitions"]
 
@@ -239,8 +238,8 @@ class ComplexKDA(nn.Module):
         """x [B, T, d] -> [B, T, d]; with cu_seqlens B = 1 and sequences lie end to end."""
         return self.write_out(self.read(x, cu_seqlens), x)
 
-    def reads_words(self, tokens: Tensor) -> bool:
-        """Whether :meth:`read_words` serves these tokens [B, T]: on a GPU, in float32, what its kernels hold."""
+    def reads_words(self, tokens: Tensor, num_symbols: int) -> bool:
+        """Whether :meth:`read_words` serves tokens [B, T] of so many symbols: on a GPU, in float32, what its kernels hold."""
         widest = max(self.head_dim, self.head_v_dim)
         return (
             self._by_symbol()
@@ -249,7 +248,8 @@ class ComplexKDA(nn.Module):
             and autocast_dtype(tokens.device) is None
             and self.backend in ("auto", "triton")
             and self.o_proj.weight.dtype == torch.float32
-            and find_spec("triton") is not None
+            and HAS_TRITON
+            and num_symbols <= MOST_ROWS
             and widest <= SMALL_HEAD
             and tokens.shape[-1] <= SHORT
         )
