@@ -109,9 +109,9 @@ def _chunks(call: Call, p: Plan) -> _Chunks:
     return _Chunks(begin, torch.minimum(begin + p.C, cu[owner + 1]), first)
 
 
-def _chunk_arguments(call: Call, p: Plan) -> dict[str, Any]:
+def _chunk_arguments(call: Call, p: Plan, unread: tuple[str, ...] = ()) -> dict[str, Any]:
     """What the kernels that read the raw inputs share."""
-    return gate_arguments(call) | {
+    return gate_arguments(call, unread) | {
         "NC": p.NC,
         "TOKENS": p.B * p.T,
         "C": p.C,
@@ -473,10 +473,10 @@ def _contract(
 
 
 def _gradient(call: Call, p: Plan, x: Saved, where: _Chunks, out: dict[str, Any]) -> Launch:
-    arguments = _chunk_arguments(call, p)
+    recover = _keeps_forward(call, p)
+    arguments = _chunk_arguments(call, p, ("q", "k", "beta") if recover else ("beta",))
     for name in ("p_beta", "BETA_RANGE"):
         del arguments[name]
-    recover = _keeps_forward(call, p)
     BK, num_warps = (64, 4) if recover and p.K > 32 else (min(32, power_of_two(p.K)), 2)
     arguments |= {"p_starts": where.starts, "p_ends": where.ends, "BK": BK, "RECOVER": recover}
     read = ("rho", "norms", "q_forward", "k_forward", "k_back", "forward", "end")

@@ -345,7 +345,7 @@ def contract_kernel(
 
 @triton.jit
 def gradient_kernel(
-    p_q,
+    p_q,  # [B * T, H, K], where not RECOVER
     p_k,
     p_g,
     p_sign,

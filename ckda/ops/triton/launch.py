@@ -56,17 +56,13 @@ def contiguous(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
 
 
-def gate_arguments(call: Call) -> dict[str, Any]:
-    """The raw inputs but v, and the flags that say how they are read."""
+_RAW = ("q", "k", "g", "beta", "sign", "A_log", "dt_bias")
+
+
+def gate_arguments(call: Call, unread: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The raw inputs but v, None for those that are not read, and the flags that say how they are read."""
     _, T, H, K = call.q.shape
-    return {
-        "p_q": call.q.contiguous(),
-        "p_k": call.k.contiguous(),
-        "p_g": call.g.contiguous(),
-        "p_beta": contiguous(call.beta),
-        "p_sign": contiguous(call.sign),
-        "p_A_log": contiguous(call.A_log),
-        "p_dt_bias": contiguous(call.dt_bias),
+    return {f"p_{name}": None if name in unread else contiguous(getattr(call, name)) for name in _RAW} | {
         "T": T,
         "scale": call.scale,
         "H": H,
