@@ -177,11 +177,10 @@ class ComplexKDA(nn.Module):
             elif activate:
                 y = silu(y)
             out[name] = y.unflatten(-1, (-1, heads[name]))
-        # autocast leaves the convolutions in float32 and the projections not
         return out | self._gates(x, out["q"].dtype), new_past
 
     def _gates(self, x: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
-        """The raw gate [B, T, HV, K] and the logit of beta [B, T, HV] for x [B, T, d]."""
+        """The raw gate [B, T, HV, K] and the logit of beta [B, T, HV] for x [B, T, d], in the dtype of q, k and v."""
         g = self.f_proj(x).to(dtype).unflatten(-1, (-1, self.head_dim))
         return {"g": g, "beta": self.b_proj(x).to(dtype)}
 
@@ -274,7 +273,8 @@ class ComplexKDA(nn.Module):
         start = self._start(x.shape[0]) if cache is None else cache.state
         o, state = self._run(y, start, output_final_state=True)
         assert state is not None
-        return self.write_out(o, x), LayerCache(state, past)
+        # copies: the convolutions' past is a view that would keep whole projections
+        return self.write_out(o, x), LayerCache(state, {name: tail.clone() for name, tail in past.items()})
 
     def step(self, x: Tensor, cache: LayerCache) -> tuple[Tensor, LayerCache]:
         """One token x [B, d] -> [B, d]; equals :meth:`forward` at that position."""
