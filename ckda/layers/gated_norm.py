@@ -15,16 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["gated_norm", "torch_backward", "torch_forward"]
+__all__ = ["gated_norm", "torch_backward", "torch_forward", "torch_gated_norm"]
 
 _HAS_TRITON = find_spec("triton") is not None
 
 
-def torch_forward(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-    """o, gate [G, N, V], weight [G, V] -> y [G, N, V] in plain operations; the norm in float32 at least."""
+def torch_gated_norm(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    """o, gate [..., V] and a weight that fits them -> y [..., V] in plain operations; the norm in float32 at least."""
     wide = o if o.dtype == torch.float64 else o.float()
-    y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.unsqueeze(-2)
+    y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight
     return (y if gate is None else y * torch.sigmoid(gate.to(wide.dtype))).to(o.dtype)
+
+
+def torch_forward(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    """o, gate [G, N, V], weight [G, V] -> y [G, N, V]."""
+    return torch_gated_norm(o, gate, weight.unsqueeze(-2), eps)
 
 
 def torch_backward(

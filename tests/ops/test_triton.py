@@ -145,7 +145,7 @@ def _mild(call: Call, weakest: float = 4.0) -> Call:
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize(("K", "V", "gate"), [(20, 7, "signed"), (80, 70, "signed"), (20, 7, None)])
 def test_half_precision_operands(K: int, V: int, gate: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The path that bfloat16 inputs take: products of half-precision operands, the solver in two halves.
+    """The path that bfloat16 inputs take: products of half-precision operands, the solver in three parts.
 
     Over half a chunk mild gates stay within the range of float16.
     """

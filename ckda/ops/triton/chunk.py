@@ -42,7 +42,7 @@ class Plan(NamedTuple):
 
     @property
     def split(self) -> bool:
-        """Whether products take half-precision operands, and what must be exact is kept as two halves."""
+        """Whether products take half-precision operands, and what must be exact is kept in two parts, or three (the solver)."""
         return self.dtype in FAST
 
     @property
@@ -149,7 +149,7 @@ class Saved(NamedTuple):
     k_back: Tensor
     A: Tensor  #: [B, T, HV, C]
     G: Tensor  #: float32 [B, T, HV, C]; empty where beta is a logit
-    solver: Tensor  #: [B, T, HV, C] float32, or the high half
+    solver: Tensor  #: [B, T, HV, C] float32, or its leading digits
     solver_low: Tensor  #: [2, B, T, HV, C] what its rounding left, in two parts; empty where the solver is float32
     rho: Tensor  #: float32 [B, T, HV]
     norms: Tensor  #: float32 [3, B, T, HV]
@@ -282,7 +282,6 @@ def _state(
         "V": V,
         "BV": BV,
         "HAS_INITIAL": initial is not None,
-        "SAVE": summary == "none",
         "STORE_FINAL": final is not None,
         "SUMMARY": summary,
     }

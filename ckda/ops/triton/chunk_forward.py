@@ -321,9 +321,9 @@ def state_kernel(
     p_initial,  # float32 [N, HV, K, V]
     p_cu_seqlens,  # [N + 1], packed sequences only
     p_first,  # [N] first chunk of each sequence, packed only
-    p_o,  # out [B * T, HV, V]
-    p_y,  # out [B * T, HV, V], where SAVE
-    p_states,  # out [B * NC, HV, V, K] gamma_a times the state at each chunk's start, where SAVE
+    p_o,  # out [B * T, HV, V]; this and the next two where SUMMARY is "none"
+    p_y,  # out [B * T, HV, V]
+    p_states,  # out [B * NC, HV, V, K] gamma_a times the state at each chunk's start
     p_final,  # out float32 [N, HV, K, V], where STORE_FINAL
     T,
     NC,
@@ -336,7 +336,6 @@ def state_kernel(
     BV: tl.constexpr,
     C: tl.constexpr,
     HAS_INITIAL: tl.constexpr,
-    SAVE: tl.constexpr,
     STORE_FINAL: tl.constexpr,
     SUMMARY: tl.constexpr,
     BOUNDED: tl.constexpr,
@@ -396,10 +395,9 @@ def state_kernel(
         b_y = dot_split(b_rest, tl.trans(b_solver), tl.trans(b_solver_low), tl.trans(b_solver_rest), DOT)
         b_u = b_y * b_rho[None, :]
         if SUMMARY == "none":
-            if SAVE:
-                o_slot = (i_slot * HV + i_hv) * (K * V)
-                tl.store(p_states + o_slot + b_slot_offset, operand(b_S, DOT), mask=m_state)
-                tl.store(p_y + o_value + b_value_offset, operand(b_y, DOT), mask=m_out)
+            o_slot = (i_slot * HV + i_hv) * (K * V)
+            tl.store(p_states + o_slot + b_slot_offset, operand(b_S, DOT), mask=m_state)
+            tl.store(p_y + o_value + b_value_offset, operand(b_y, DOT), mask=m_out)
             b_q_forward = tl.load(p_q_forward + o_key + b_key_offset, mask=m_key, other=0.0)
             b_A = tl.load(p_A + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
             b_o = dot(b_S, tl.trans(b_q_forward), DOT) + dot(b_u, tl.trans(b_A), DOT)

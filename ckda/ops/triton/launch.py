@@ -8,7 +8,12 @@ from torch import Tensor
 
 from ckda.ops.call import Call, Gradients
 
-__all__ = ["Launch", "assemble", "contiguous", "gate_arguments", "launch", "power_of_two"]
+__all__ = ["Launch", "assemble", "contiguous", "gate_arguments", "launch", "power_of_two", "state_warps"]
+
+
+def state_warps(BK: int, BV: int) -> int:
+    """Warps that carry a state [BK, BV]: about eight of its numbers a thread."""
+    return min(4, max(1, BK * BV // 512))
 
 
 class Launch(NamedTuple):

@@ -6,8 +6,8 @@ large products have at least 64 rows, the height of Hopper's matrix instruction,
 are the next one's left operand without leaving the registers.
 
 Two precisions. With bfloat16 inputs and bounded gates logs are float32 and products take bfloat16 operands, accumulated in
-float32; what is repeated from chunk to chunk is kept to 16 bits by splitting an operand in two. With other inputs products
-are three TF32 products, and logs and their sums are float64 (WIDE), as they are for gates without a bound.
+float32; what is repeated from chunk to chunk is kept to 16 bits by splitting an operand in two, the solver to 24 in three. With
+other inputs products are three TF32 products, and logs and their sums are float64 (WIDE), as they are for gates without a bound.
 """
 
 import triton
@@ -246,7 +246,7 @@ def dot_left_split(b_a, b_b, DOT: tl.constexpr):
 
 @triton.jit
 def dot_split(b_a, b_high, b_low, b_rest, DOT: tl.constexpr):
-    """a (high + low + rest) with a kept to twice the digits; low and rest are left out where the high half is float32.
+    """a (high + low + rest) with a kept to twice the digits; low and rest are left out where high is float32.
 
     A matrix that is the same in every chunk (equal keys) is off by the same in every chunk: it needs its last digits.
     """
