@@ -133,6 +133,21 @@ def test_gradients_of_one_output_alone(outputs: str, form: str, monkeypatch: pyt
     check_kernels(_draws(settings, outputs))
 
 
+@in_interpreter
+def test_small_gradients_beside_float16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients in float32 keep their digits where those of float16 values lose them: 2^-20 of do gives 2^-20 of them."""
+    _use("chunk", monkeypatch)
+    settings = {"initial": True, "A_log": True, "dtype": torch.float16, "gate_dtype": torch.float32}
+    call = make_call(B=1, T=5, H=1, K=4, V=3, **settings)
+    leaves = {name: call[name].requires_grad_() for name in ("beta", "initial_state")}
+    o, _ = complex_kda(**(call | leaves), backend="triton")
+    do = torch.randint(1, 4, o.shape).to(o.dtype)
+    whole, small = (torch.autograd.grad(o, [*leaves.values()], do * c, retain_graph=True) for c in (1.0, 2.0**-20))
+    assert_same_bits(
+        dict(zip(leaves, (x * 2.0**20 for x in small), strict=True)), dict(zip(leaves, whole, strict=True))
+    )
+
+
 def _mild(call: Call, weakest: float = 4.0) -> Call:
     """The same signs with gates near one: at least tanh(weakest / 2), which is 0.96 for 4 and 0.9993 for 8."""
     g = call["g"]

@@ -314,17 +314,18 @@ def launches(call: Call) -> list[Launch]:
     p = plan(call)
     x, where = _empty_saved(call, p), _chunks(call, p)
     o, state = torch.empty_like(call.v), call.zero_state()
+    dv = torch.empty_like(o, dtype=p.work_dtype)
     G, duy = _G(call, p, x), _empty_duy(call, p)
     out = _gradient_outputs(call, p)
-    reverse = {"p_dv": o, "p_duy": duy, "p_dstates": x.states}
+    reverse = {"p_dv": dv, "p_duy": duy, "p_dstates": x.states}
     return [
         _intra(call, p, x, where, G),
         _solver(p, x, where, G),
         _state(call, p, x, where, state, o, state),
         _state(call, p, x, where, None, None, x.transitions, "transition"),
         _reverse(call, p, x, where, o, state, state, reverse),
-        _pair(call, p, x, where, o, o, o, duy, out),
-        _contract(p, x, where, o, o, x.states, out),
+        _pair(call, p, x, where, o, o, dv, duy, out),
+        _contract(p, x, where, o, dv, x.states, out),
         _gradient(call, p, x, where, out),
     ]
 
@@ -530,7 +531,9 @@ def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None)
     dfinal = None if dfinal is None else dfinal.float().contiguous()
     if p.num_segments > 1:
         dfinal = _segment_ends(call, p, x, where, do, dfinal)
-    dv = torch.empty_like(call.v, memory_format=torch.contiguous_format)
+    dv = torch.empty(
+        call.v.shape, dtype=p.work_dtype, device=do.device
+    )  # others are made of it: float16 lacks the range
     duy = _empty_duy(call, p)
     dstates = torch.empty_like(x.states)
     dinitial = None
@@ -544,4 +547,4 @@ def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None)
     _gradient(call, p, x, where, out)()
     if dinitial is not None:
         dinitial = dinitial.unflatten(0, (p.N, -1))[:, 0].contiguous()
-    return assemble(call, out | {"p_dv": dv, "p_dinitial": dinitial})
+    return assemble(call, out | {"p_dv": dv.to(call.v.dtype), "p_dinitial": dinitial})
