@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ckda.ops.custom import other_derivative
+
 __all__ = ["gated_norm", "torch_backward", "torch_forward", "torch_gated_norm"]
 
 _HAS_TRITON = find_spec("triton") is not None
@@ -121,6 +123,8 @@ def gated_norm(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float = 1e-5
         >>> gated_norm(torch.full((1, 4), 3.0), torch.zeros(1, 4), torch.ones(4)).round(decimals=3)
         tensor([[0.5000, 0.5000, 0.5000, 0.5000]])
     """
+    if other_derivative():
+        return torch_gated_norm(o, gate, weight, eps)
     V = o.shape[-1]
     flat = None if gate is None else gate.reshape(1, -1, V)
     return torch.ops.ckda.gated_norm(o.reshape(1, -1, V), flat, weight.unsqueeze(0), eps).view(o.shape)

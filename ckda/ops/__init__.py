@@ -235,7 +235,8 @@ def complex_kda_step(
         output_final_state=True,
         **options,
     )
-    if q.device.type == "cuda" and triton.refuses(call) is None and not custom.needs_gradient(call):
+    differentiated = custom.needs_gradient(call) or custom.other_derivative()
+    if q.device.type == "cuda" and not differentiated and triton.refuses(call) is None:
         o, following = triton.step(call, inplace)
         return o.squeeze(1), following
     with custom.full_precision(q.device):

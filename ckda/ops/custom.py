@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ckda.ops.call import Call, Gradients
 from ckda.ops.registry import BACKENDS, Backend
 
-__all__ = ["apply", "full_precision", "needs_gradient"]
+__all__ = ["apply", "full_precision", "needs_gradient", "other_derivative"]
 
 _TENSORS = Call._fields[: Call._fields.index("gate")]
 _SCHEMA = (
@@ -170,6 +171,36 @@ def needs_gradient(arguments: Iterable[Any]) -> bool:
     return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arguments)
 
 
+def other_derivative() -> bool:
+    """Whether a derivative is being taken that a node with its own backward does not have: in forward mode, or by torch.func.
+
+    Example:
+        >>> torch.func.grad(lambda x: x * other_derivative())(torch.tensor(2.0)), other_derivative()
+        (tensor(1.), False)
+    """
+    if torch.compiler.is_compiling():
+        return False
+    transforms = torch._C._functorch.get_interpreter_stack() or ()
+    only_vmap = all(x.key() == torch._C._functorch.TransformType.Vmap for x in transforms)
+    return forward_ad._current_level >= 0 or not only_vmap
+
+
+def _is_tracked(x: Tensor) -> bool:
+    """Whether x carries a tangent, or is an argument of torch.func.grad or jvp."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        if torch._C._functorch.is_gradtrackingtensor(x):
+            return True
+        x = torch._C._functorch.get_unwrapped(x)
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
+
+
+def _refuse_other_derivatives(call: Call) -> None:
+    if other_derivative() and any(isinstance(x, Tensor) and _is_tracked(x) for x in call):
+        raise NotImplementedError(
+            "complex_kda has no derivative in forward mode or by torch.func in this backend; backend='reference' has both"
+        )
+
+
 class _Direct(torch.autograd.Function):
     """The same node without the dispatcher."""
 
@@ -198,6 +229,7 @@ def _is_plain(call: Call) -> bool:
 
 def apply(call: Call, backend: str) -> tuple[Tensor, Tensor]:
     """o and the final state (empty unless asked for), by a backend that has its own backward."""
+    _refuse_other_derivatives(call)
     needed = needs_gradient(call)
     if not _is_plain(call):
         outputs = torch.ops.ckda.complex_kda(*call, backend, needed)
