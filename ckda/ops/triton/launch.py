@@ -1,6 +1,7 @@
 """One kernel launch as data, and what every launch shares."""
 
-from itertools import chain
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -33,17 +34,25 @@ class Launch(NamedTuple):
         return options if self.maxnreg is None else options | {"maxnreg": self.maxnreg}
 
     def __call__(self) -> None:
-        launch(self.kernel, self.grid, **self.arguments, **self.options)
+        with _on_device(self.arguments.values()):
+            self.kernel[self.grid](**self.arguments, **self.options)
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **named: Any) -> None:
-    """kernel[grid](...) on the device of its first tensor, which need not be the current one; all kernels start here."""
-    first = next(x for x in chain(arguments, named.values()) if isinstance(x, Tensor))
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """kernel[grid](...), as :class:`Launch` does it: on the device of the first tensor among the arguments."""
+    with _on_device(arguments):
+        kernel[grid](*arguments, **options)
+
+
+_HERE = nullcontext()
+
+
+def _on_device(arguments: Iterable[Any]) -> AbstractContextManager:
+    """Triton launches on the current device: another one where the first tensor lies elsewhere."""
+    first = next(x for x in arguments if isinstance(x, Tensor))
     if first.is_cuda and first.get_device() != torch.cuda.current_device():
-        with torch.cuda.device(first.get_device()):
-            kernel[grid](*arguments, **named)
-    else:
-        kernel[grid](*arguments, **named)
+        return torch.cuda.device(first.get_device())
+    return _HERE
 
 
 def power_of_two(n: int) -> int:
