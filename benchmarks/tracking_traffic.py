@@ -95,7 +95,7 @@ def ensemble_of(group: str, mixer: str, seeds: int, length: int, batch: int, wor
         if hasattr(layer, "backend"):
             layer.backend = "triton"
     if words:
-        ComplexKDA.reads_words = lambda layer, tokens: layer._by_symbol()  # type: ignore[method-assign]
+        ComplexKDA.reads_words = lambda layer, *_: layer._by_symbol()  # type: ignore[method-assign]
     AdamW.step = _fused_step  # type: ignore[method-assign]
     ensemble.muon.groups = [list(range(len(ensemble.muon.parameters)))]
     return ensemble

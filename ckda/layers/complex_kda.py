@@ -1,7 +1,6 @@
 """The Complex KDA layer: projections, gates, the recurrence, the gated norm of its output."""
 
 from collections.abc import Collection
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +12,8 @@ from ckda.layers.parts import HeadNorm, ShortConvolution, autocast_dtype
 from ckda.ops import complex_kda, complex_kda_step
 from ckda.ops.call import unit
 from ckda.ops.gate import beta_from_logit, beta_spread, evaluate_gate, init_A_log, init_dt_bias
-from ckda.ops.triton import SHORT, SMALL_HEAD
-from ckda.ops.words import complex_kda_words, rows_of
+from ckda.ops.triton import HAS_TRITON, SHORT, SMALL_HEAD
+from ckda.ops.words import MOST_ROWS, complex_kda_words, rows_of
 
 __all__ = ["RANGES", "ComplexKDA", "LayerCache", "Transitions"]
 
@@ -178,11 +177,10 @@ class ComplexKDA(nn.Module):
             elif activate:
                 y = silu(y)
             out[name] = y.unflatten(-1, (-1, heads[name]))
-        # autocast leaves the convolutions in float32 and the projections not
         return out | self._gates(x, out["q"].dtype), new_past
 
     def _gates(self, x: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
-        """The raw gate [B, T, HV, K] and the logit of beta [B, T, HV] for x [B, T, d]."""
+        """The raw gate [B, T, HV, K] and the logit of beta [B, T, HV] for x [B, T, d], in the dtype of q, k and v."""
         g = self.f_proj(x).to(dtype).unflatten(-1, (-1, self.head_dim))
         return {"g": g, "beta": self.b_proj(x).to(dtype)}
 
@@ -239,8 +237,8 @@ class ComplexKDA(nn.Module):
         """x [B, T, d] -> [B, T, d]; with cu_seqlens B = 1 and sequences lie end to end."""
         return self.write_out(self.read(x, cu_seqlens), x)
 
-    def reads_words(self, tokens: Tensor) -> bool:
-        """Whether :meth:`read_words` serves these tokens [B, T]: on a GPU, in float32, what its kernels hold."""
+    def reads_words(self, tokens: Tensor, num_symbols: int) -> bool:
+        """Whether :meth:`read_words` serves tokens [B, T] of so many symbols: on a GPU, in float32, what its kernels hold."""
         widest = max(self.head_dim, self.head_v_dim)
         return (
             self._by_symbol()
@@ -249,7 +247,8 @@ class ComplexKDA(nn.Module):
             and autocast_dtype(tokens.device) is None
             and self.backend in ("auto", "triton")
             and self.o_proj.weight.dtype == torch.float32
-            and find_spec("triton") is not None
+            and HAS_TRITON
+            and num_symbols <= MOST_ROWS
             and widest <= SMALL_HEAD
             and tokens.shape[-1] <= SHORT
         )
@@ -274,7 +273,8 @@ class ComplexKDA(nn.Module):
         start = self._start(x.shape[0]) if cache is None else cache.state
         o, state = self._run(y, start, output_final_state=True)
         assert state is not None
-        return self.write_out(o, x), LayerCache(state, past)
+        # copies: the convolutions' past is a view that would keep whole projections
+        return self.write_out(o, x), LayerCache(state, {name: tail.clone() for name, tail in past.items()})
 
     def step(self, x: Tensor, cache: LayerCache) -> tuple[Tensor, LayerCache]:
         """One token x [B, d] -> [B, d]; equals :meth:`forward` at that position."""

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ckda.ops.triton.launch import launch
+
 __all__ = [
     "backward",
     "convolution_gradient_kernel",
@@ -209,7 +211,8 @@ def forward(x: Tensor, weight: Tensor, past: Tensor | None, cu_seqlens: Tensor |
     strides = (*x.stride()[:2], *before.stride()[:2])
     options = {"ACTIVATE": activate, "HAS_PAST": before is not x, "PACKED": cu_seqlens is not None}
     S = weight.shape[1]
-    convolution_output_kernel[grid](x, weight, before, bounds, y, T, D, *strides, *search, S=S, **blocks, **options)
+    arguments = (x, weight, before, bounds, y, T, D, *strides, *search)
+    launch(convolution_output_kernel, grid, *arguments, S=S, **blocks, **options)
     return y
 
 
@@ -229,12 +232,10 @@ def backward(
     parts = torch.empty(grid[0], D, S, dtype=torch.float32, device=x.device)
     strides = (*dy.stride()[:2], *x.stride()[:2], *before.stride()[:2])
     options = {"ACTIVATE": activate, "HAS_PAST": before is not x, "PACKED": packed}
-    convolution_gradient_kernel[grid](
-        dy, x, weight, before, bounds, dz, parts, T, D, *strides, *search, S=S, **blocks, **options
-    )
-    convolution_input_kernel[grid](
-        dz, weight, bounds, dx, T, D, *dz.stride()[:2], *search, S=S, **blocks, PACKED=packed
-    )
+    arguments = (dy, x, weight, before, bounds, dz, parts, T, D, *strides, *search)
+    launch(convolution_gradient_kernel, grid, *arguments, S=S, **blocks, **options)
+    arguments = (dz, weight, bounds, dx, T, D, *dz.stride()[:2], *search)
+    launch(convolution_input_kernel, grid, *arguments, S=S, **blocks, PACKED=packed)
     return dx, parts.sum(0).to(weight.dtype)
 
 

@@ -15,16 +15,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["gated_norm", "torch_backward", "torch_forward"]
+from ckda.ops.custom import other_derivative
+
+__all__ = ["gated_norm", "torch_backward", "torch_forward", "torch_gated_norm"]
 
 _HAS_TRITON = find_spec("triton") is not None
 
 
-def torch_forward(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-    """o, gate [G, N, V], weight [G, V] -> y [G, N, V] in plain operations; the norm in float32 at least."""
+def torch_gated_norm(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    """o, gate [..., V] and a weight that fits them -> y [..., V] in plain operations; the norm in float32 at least."""
     wide = o if o.dtype == torch.float64 else o.float()
-    y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.unsqueeze(-2)
+    y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight
     return (y if gate is None else y * torch.sigmoid(gate.to(wide.dtype))).to(o.dtype)
+
+
+def torch_forward(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    """o, gate [G, N, V], weight [G, V] -> y [G, N, V]."""
+    return torch_gated_norm(o, gate, weight.unsqueeze(-2), eps)
 
 
 def torch_backward(
@@ -116,6 +123,8 @@ def gated_norm(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float = 1e-5
         >>> gated_norm(torch.full((1, 4), 3.0), torch.zeros(1, 4), torch.ones(4)).round(decimals=3)
         tensor([[0.5000, 0.5000, 0.5000, 0.5000]])
     """
+    if other_derivative():
+        return torch_gated_norm(o, gate, weight, eps)
     V = o.shape[-1]
     flat = None if gate is None else gate.reshape(1, -1, V)
     return torch.ops.ckda.gated_norm(o.reshape(1, -1, V), flat, weight.unsqueeze(0), eps).view(o.shape)

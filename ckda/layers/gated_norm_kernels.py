@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ckda.ops.triton.launch import launch
+
 __all__ = ["backward", "forward"]
 
 PROGRAMS = 1024  # of a backward pass: a few for each of a large GPU's processors
@@ -98,9 +100,8 @@ def forward(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Tenso
     gate = None if gate is None else gate.contiguous()
     y = torch.empty_like(o)
     grid, sizes = _launch(o)
-    gated_norm_forward_kernel[grid](
-        o, o if gate is None else gate, weight, y, eps, o.shape[1], **sizes, GATED=gate is not None
-    )
+    arguments = (o, o if gate is None else gate, weight, y, eps, o.shape[1])
+    launch(gated_norm_forward_kernel, grid, *arguments, **sizes, GATED=gate is not None)
     return y
 
 
@@ -115,7 +116,9 @@ def backward(
     loops = max(1, triton.cdiv(blocks * G, PROGRAMS))
     grid = (triton.cdiv(blocks, loops), G)
     parts = torch.empty(G, grid[0], o.shape[-1], dtype=torch.float32, device=o.device)
-    gated_norm_backward_kernel[grid](
+    launch(
+        gated_norm_backward_kernel,
+        grid,
         dy,
         o,
         o if gate is None else gate,

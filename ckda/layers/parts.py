@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from ckda.layers.convolution import has_kernel, position_in_sequence, short_convolution, torch_forward
-from ckda.layers.gated_norm import gated_norm
+from ckda.layers.gated_norm import gated_norm, torch_gated_norm
 
 __all__ = ["HeadNorm", "ShortConvolution", "autocast_dtype", "position_in_sequence"]
 
@@ -66,11 +66,7 @@ class HeadNorm(nn.Module):
         """o and gate [..., V]."""
         if o.is_cuda and not torch.compiler.is_compiling():  # elsewhere a compiler, or nothing, makes one kernel of it
             return gated_norm(o, gate, self.weight, self.eps)
-        wide = o if o.dtype == torch.float64 else o.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * self.weight
-        if gate is not None:
-            wide = wide * torch.sigmoid(gate.to(wide.dtype))
-        return wide.to(o.dtype)
+        return torch_gated_norm(o, gate, self.weight, self.eps)
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:

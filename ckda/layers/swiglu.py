@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from ckda.ops.custom import other_derivative
+
 __all__ = ["swiglu", "torch_backward"]
 
 _HAS_TRITON = find_spec("triton") is not None
@@ -86,6 +88,7 @@ def swiglu(a: Tensor, b: Tensor) -> Tensor:
         >>> swiglu(torch.tensor([0.0, 1.0, 50.0]), torch.tensor([5.0, 1.0, 2.0]))
         tensor([  0.0000,   0.7311, 100.0000])
     """
-    if a.is_cuda and a.dtype == b.dtype and a.shape == b.shape and not torch.compiler.is_compiling():
+    fits = a.is_cuda and a.dtype == b.dtype and a.shape == b.shape
+    if fits and not torch.compiler.is_compiling() and not other_derivative():
         return torch.ops.ckda.swiglu(a, b)
     return silu(a) * b

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ckda.ops.triton.launch import launch
+
 __all__ = ["backward", "forward", "swiglu_backward_kernel", "swiglu_forward_kernel"]
 
 BLOCK = 2048
@@ -37,7 +39,7 @@ def forward(a: Tensor, b: Tensor) -> Tensor:
     a, b = a.contiguous(), b.contiguous()
     y, num = torch.empty_like(a), a.numel()
     if num:
-        swiglu_forward_kernel[(triton.cdiv(num, BLOCK),)](a, b, y, num, BLOCK=BLOCK)
+        launch(swiglu_forward_kernel, (triton.cdiv(num, BLOCK),), a, b, y, num, BLOCK=BLOCK)
     return y
 
 
@@ -46,5 +48,5 @@ def backward(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     dy, a, b = dy.contiguous(), a.contiguous(), b.contiguous()
     da, db, num = torch.empty_like(a), torch.empty_like(b), a.numel()
     if num:
-        swiglu_backward_kernel[(triton.cdiv(num, BLOCK),)](dy, a, b, da, db, num, BLOCK=BLOCK)
+        launch(swiglu_backward_kernel, (triton.cdiv(num, BLOCK),), dy, a, b, da, db, num, BLOCK=BLOCK)
     return da, db

@@ -25,7 +25,8 @@ class Replay:
     """Calls `run(batch)`, recorded where that works.
 
     `run` takes a dictionary of tensors and "share", a number or a tensor of one, adds to the parameters' gradients and returns
-    a scalar; nothing in it may wait for the device. While :attr:`recorded`, the gradients must not be set to None.
+    a scalar; nothing in it may wait for the device. While :attr:`recorded`, the gradients lie where the recording writes them: they
+    are attached again where they were set to None between two updates, and must not be within one.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Replay:
         self._pool = torch.cuda.graph_pool_handle()
         self._inputs: dict[str, Tensor] = {}
         self._graphs: dict[bool, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._grads: list[Tensor | None] = []  # of the parameters, as recorded
         self._updates = 0
 
     @property
@@ -52,11 +54,23 @@ class Replay:
         self._fill(batch)
         if self._updates <= WARM:
             return self._aside()
+        if self.recorded:
+            self._attach(first)
         if first not in self._graphs and not self._record(first):
             return self.run(batch)
         graph, loss = self._graphs[first]
         graph.replay()
         return loss
+
+    def _attach(self, first: bool) -> None:
+        """The gradients that the recordings write to are the parameters' own, whatever was done to these since."""
+        for parameter, grad in zip(self.parameters, self._grads, strict=True):
+            if parameter.grad is not grad:
+                if not first:
+                    raise RuntimeError(
+                        "a gradient was replaced or set to None between the micro-batches of a recorded update"
+                    )
+                parameter.grad = grad
 
     def _aside(self) -> Tensor:
         """What will be recorded, from the same buffers on the same stream, as torch advises for a warm-up."""
@@ -95,12 +109,14 @@ class Replay:
         except RuntimeError as error:
             self._settle(current)
             self._graphs.clear()
+            self._grads = []
             self.error = " ".join(str(error).split())[:300]
             print(f"updates run kernel by kernel, for they could not be recorded: {self.error}", file=sys.stderr)
             if first:
                 self._drop_gradients()
             return False
         self._graphs[first] = graph, loss
+        self._grads = [parameter.grad for parameter in self.parameters]
         return True
 
     def _settle(self, current: torch.cuda.Stream) -> None:

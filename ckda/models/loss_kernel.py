@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ckda.ops.triton.launch import launch
+
 __all__ = ["cross_entropy_rows", "rows_kernel"]
 
 BLOCK, NUM_WARPS = 4096, 8
@@ -60,5 +62,5 @@ def cross_entropy_rows(logits: Tensor, labels: Tensor, ignored: int, needs: bool
     losses = torch.empty(n, dtype=torch.float32, device=logits.device)
     if n:
         options: dict[str, Any] = {"IGNORED": ignored, "NEEDS": needs, "BLOCK": BLOCK, "num_warps": NUM_WARPS}
-        rows_kernel[(n,)](logits, labels, losses, logits.stride(0), V, **options)
+        launch(rows_kernel, (n,), logits, labels, losses, logits.stride(0), V, **options)
     return losses, logits

@@ -55,7 +55,7 @@ class Tracker(nn.Module):
         A, b          [n, H, K, K] and [n, H, K, V]: an input symbol maps the state S to A S + b (likewise)
         start         [H, K, V] the state after the begin token (likewise)
         """
-        if self.by_symbol and hasattr(self.mixer, "reads_words") and self.mixer.reads_words(tokens):
+        if self._reads_words(tokens):
             o = self.mixer.read_words(self.embedding.weight, tokens)
             logits = self._decode_words(o, tokens)
         else:
@@ -65,6 +65,11 @@ class Tracker(nn.Module):
             o = self.mixer.read(x)
             logits = self.decode(x + self.mixer.write_out(o, x))
         return (logits, {"x": tokens, "o": o} | self.symbols()) if trace else logits
+
+    def _reads_words(self, tokens: Tensor) -> bool:
+        """Whether the mixer is given a table and letters rather than a row a token."""
+        reads = getattr(self.mixer, "reads_words", None) if self.by_symbol else None
+        return reads is not None and reads(tokens, self.embedding.num_embeddings)
 
     def symbols(self) -> dict[str, Tensor]:
         """alpha, beta, A, b and start of :meth:`forward`'s trace: what each input symbol does to the state."""

@@ -1,6 +1,5 @@
 """The operator: one front door, several backends that must agree (ckda/ops/registry.py lists them)."""
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -142,20 +141,9 @@ def complex_kda(
     if q.device.type == "cpu" and not torch.compiler.is_compiling() and not _mapped(call):
         check_values(call)
     chosen = choose(backend, call).backend
-    with _full_precision(q.device):
+    with custom.full_precision(q.device):
         o, state = chosen.forward(call) if chosen.backward is None else custom.apply(call, chosen.name)
     return o, state if output_final_state else None
-
-
-#: asked once: torch.compile cannot trace the question
-_AUTOCAST = frozenset(kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind))
-
-
-def _full_precision(device: torch.device) -> AbstractContextManager:
-    """Autocast is for the caller's projections; the recurrence keeps its own precision."""
-    if device.type in _AUTOCAST and torch.is_autocast_enabled(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()
 
 
 def _mapped(call: Call) -> bool:
@@ -247,10 +235,11 @@ def complex_kda_step(
         output_final_state=True,
         **options,
     )
-    if q.device.type == "cuda" and triton.refuses(call) is None and not custom.needs_gradient(call):
+    differentiated = custom.needs_gradient(call) or custom.other_derivative()
+    if q.device.type == "cuda" and not differentiated and triton.refuses(call) is None:
         o, following = triton.step(call, inplace)
         return o.squeeze(1), following
-    with _full_precision(q.device):
+    with custom.full_precision(q.device):
         o, following = BACKENDS["reference"].forward(call)
     if inplace:
         following = state.copy_(following.detach())

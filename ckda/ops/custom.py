@@ -5,15 +5,17 @@ whose bookkeeping costs the host some 0.3 ms a call.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ckda.ops.call import Call, Gradients
 from ckda.ops.registry import BACKENDS, Backend
 
-__all__ = ["apply", "needs_gradient"]
+__all__ = ["apply", "full_precision", "needs_gradient", "other_derivative"]
 
 _TENSORS = Call._fields[: Call._fields.index("gate")]
 _SCHEMA = (
@@ -21,6 +23,17 @@ _SCHEMA = (
     "Tensor? erase, Tensor? write, Tensor? initial_state, Tensor? cu_seqlens, str? gate, int? beta_range, "
     "bool normalize_qk, float scale, bool output_final_state, str backend"
 )
+
+
+#: asked once: torch.compile cannot trace the question
+_AUTOCAST = frozenset(kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind))
+
+
+def full_precision(device: torch.device) -> AbstractContextManager:
+    """Autocast is for the caller's projections; the recurrence keeps its own precision, backward too."""
+    if device.type in _AUTOCAST and torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
 
 
 def _split_arguments(arguments: tuple) -> tuple[Call, Backend]:
@@ -62,7 +75,8 @@ def _backward(do: Tensor, dstate: Tensor | None, saved: list[Tensor], *arguments
     """The gradients that are not None, in the order of :class:`Gradients`."""
     call, backend = _split_arguments(arguments)
     assert backend.backward is not None
-    return [grad for grad in backend.backward(call, saved, do, dstate) if grad is not None]
+    with full_precision(do.device):
+        return [grad for grad in backend.backward(call, saved, do, dstate) if grad is not None]
 
 
 _backward_op = torch.library.custom_op(
@@ -157,6 +171,36 @@ def needs_gradient(arguments: Iterable[Any]) -> bool:
     return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arguments)
 
 
+def other_derivative() -> bool:
+    """Whether a derivative is being taken that a node with its own backward does not have: in forward mode, or by torch.func.
+
+    Example:
+        >>> torch.func.grad(lambda x: x * other_derivative())(torch.tensor(2.0)), other_derivative()
+        (tensor(1.), False)
+    """
+    if torch.compiler.is_compiling():
+        return False
+    transforms = torch._C._functorch.get_interpreter_stack() or ()
+    only_vmap = all(x.key() == torch._C._functorch.TransformType.Vmap for x in transforms)
+    return forward_ad._current_level >= 0 or not only_vmap
+
+
+def _is_tracked(x: Tensor) -> bool:
+    """Whether x carries a tangent, or is an argument of torch.func.grad or jvp."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        if torch._C._functorch.is_gradtrackingtensor(x):
+            return True
+        x = torch._C._functorch.get_unwrapped(x)
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
+
+
+def _refuse_other_derivatives(call: Call) -> None:
+    if other_derivative() and any(isinstance(x, Tensor) and _is_tracked(x) for x in call):
+        raise NotImplementedError(
+            "complex_kda has no derivative in forward mode or by torch.func in this backend; backend='reference' has both"
+        )
+
+
 class _Direct(torch.autograd.Function):
     """The same node without the dispatcher."""
 
@@ -185,6 +229,7 @@ def _is_plain(call: Call) -> bool:
 
 def apply(call: Call, backend: str) -> tuple[Tensor, Tensor]:
     """o and the final state (empty unless asked for), by a backend that has its own backward."""
+    _refuse_other_derivatives(call)
     needed = needs_gradient(call)
     if not _is_plain(call):
         outputs = torch.ops.ckda.complex_kda(*call, backend, needed)

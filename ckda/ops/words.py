@@ -13,14 +13,25 @@ import torch
 from torch import Tensor
 
 from ckda.ops.call import Call, Prepared, Raw, prepare, prepare_backward
+from ckda.ops.triton import HAS_TRITON
 
-__all__ = ["complex_kda_words", "fold_mapped", "rows_of", "sum_by_symbol", "torch_backward", "torch_forward"]
+__all__ = [
+    "MOST_ROWS",
+    "complex_kda_words",
+    "fold_mapped",
+    "rows_of",
+    "sum_by_symbol",
+    "torch_backward",
+    "torch_forward",
+]
 
+MOST_ROWS = 128  # of a table: for more symbols the kernels that make one have too few registers
 _PIECES = 64  # at most: the tokens of a replica are cut into so many, whose sums fill the device
 
 
-def _by_kernel(tokens: Tensor) -> bool:
-    return tokens.is_cuda
+def _by_kernel(*tables: Tensor | None) -> bool:
+    """Whether the kernels serve these tables: on a GPU, in float32."""
+    return HAS_TRITON and all(x is None or (x.is_cuda and x.dtype == torch.float32) for x in tables)
 
 
 def _kernels() -> Any:
@@ -182,8 +193,8 @@ def _looked_up(table: Tensor, tokens: Tensor) -> Tensor:
 @torch.library.custom_op("ckda::words", mutates_args=())
 def _forward(q: Tensor, k: Tensor, alpha: Tensor, v: Tensor, rho: Tensor, tokens: Tensor) -> list[Tensor]:
     """[o, r]."""
-    run = _kernels().forward if _by_kernel(tokens) else torch_forward
-    return list(run(Tables(q, k, alpha, v, rho), tokens))
+    x = Tables(q, k, alpha, v, rho)
+    return list((_kernels().forward if _by_kernel(*x) else torch_forward)(x, tokens))
 
 
 @_forward.register_fake
@@ -195,8 +206,8 @@ def _(q: Tensor, k: Tensor, alpha: Tensor, v: Tensor, rho: Tensor, tokens: Tenso
 def _backward(
     do: Tensor, r: Tensor, q: Tensor, k: Tensor, alpha: Tensor, v: Tensor, rho: Tensor, tokens: Tensor
 ) -> Tensor:
-    run = _kernels().backward if _by_kernel(tokens) else torch_backward
-    return run(do, r, Tables(q, k, alpha, v, rho), tokens)
+    x = Tables(q, k, alpha, v, rho)
+    return (_kernels().backward if _by_kernel(do, r, *x) else torch_backward)(do, r, x, tokens)
 
 
 @_backward.register_fake
@@ -287,10 +298,14 @@ _RAW = "Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor? A_log, Tens
 _OPTIONS = "str? gate, int? beta_range, bool normalize_qk, float scale"
 
 
+def _tables_by_kernel(raw: RawTables) -> bool:
+    return _by_kernel(*raw) and raw.q.shape[1] <= MOST_ROWS
+
+
 @torch.library.custom_op("ckda::words_tables", mutates_args=(), schema=f"({_RAW}, {_OPTIONS}) -> Tensor[]")
 def _make_tables(*arguments: Any) -> list[Tensor]:
     raw, options = RawTables(*arguments[:7]), Options(*arguments[7:])
-    return (_kernels().tables if _by_kernel(raw.q) else torch_tables)(raw, options)
+    return (_kernels().tables if _tables_by_kernel(raw) else torch_tables)(raw, options)
 
 
 @_make_tables.register_fake
@@ -306,7 +321,7 @@ def _(*arguments: Any) -> list[Tensor]:
 def _make_tables_backward(sums: Tensor, *arguments: Any) -> list[Tensor]:
     """The gradients that are not None."""
     raw, options = RawTables(*arguments[:7]), Options(*arguments[7:])
-    run = _kernels().tables_backward if _by_kernel(raw.q) else torch_tables_backward
+    run = _kernels().tables_backward if _tables_by_kernel(raw) else torch_tables_backward
     return [x for x in run(sums, raw, options) if x is not None]
 
 

@@ -46,6 +46,13 @@ def test_decoding_equals_the_parallel_form(name):
     torch.testing.assert_close(decoded, whole, rtol=1e-9, atol=1e-11)
 
 
+def test_a_cache_keeps_nothing_but_itself():
+    """Not the projections of a long prompt, whose last tokens it holds."""
+    _, cache = make().prefill(torch.randn(2, 50, 24, dtype=torch.float64))
+    for x in (cache.state, *cache.past.values()):
+        assert x.untyped_storage().nbytes() == x.numel() * x.element_size()
+
+
 @pytest.mark.parametrize("name", ["plain", "grouped values", "identity state"])
 def test_packed_equals_separate(name):
     layer = make(**VARIANTS[name])

@@ -18,7 +18,13 @@ def test_gradients(before, activate):
     weight = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
     past = torch.randn(1, 3, 3, dtype=torch.float64) if before == "past" else None
     cu_seqlens = torch.tensor([0, 2, 2, 3, 6]) if before == "packed" else None
-    assert torch.autograd.gradcheck(lambda x, w: short_convolution(x, w, past, cu_seqlens, activate), (x, weight))
+
+    def call(x, w):
+        return short_convolution(x, w, past, cu_seqlens, activate)
+
+    assert torch.autograd.gradcheck(call, (x, weight), check_forward_ad=True)
+    by_transform = torch.func.grad(lambda *x: call(*x).sum(), (0, 1))(x.detach(), weight.detach())
+    torch.testing.assert_close(by_transform, torch.autograd.grad(call(x, weight).sum(), (x, weight)))
 
 
 def test_it_is_the_module_and_what_the_module_was():

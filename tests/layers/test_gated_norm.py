@@ -17,7 +17,9 @@ def test_gradients(gated):
     weight = torch.randn(4, dtype=torch.float64)
     inputs = [t.requires_grad_() for t in ((o, gate, weight) if gated else (o, weight))]
     call = gated_norm if gated else lambda o, w: gated_norm(o, None, w)
-    assert torch.autograd.gradcheck(call, inputs)
+    assert torch.autograd.gradcheck(call, inputs, check_forward_ad=True)
+    by_transform = torch.func.grad(lambda *x: call(*x).sum(), tuple(range(len(inputs))))(*(x.detach() for x in inputs))
+    torch.testing.assert_close(by_transform, torch.autograd.grad(call(*inputs).sum(), inputs))
 
 
 def test_it_is_the_head_norm():

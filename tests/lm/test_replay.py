@@ -39,13 +39,14 @@ class Graph:
 
     def replay(self) -> None:
         own = Cuda.owner
-        for parameter in own.parameters if self.first else ():
-            parameter.grad = None
-        own._graphs[self.first][1].copy_(own.run(own._inputs))
+        attached = [parameter.grad for parameter in own.parameters]  # which a replay neither knows nor changes
         for parameter, grad in zip(own.parameters, self.grads, strict=True):
+            parameter.grad = None if self.first else grad
+        own._graphs[self.first][1].copy_(own.run(own._inputs))
+        for parameter, grad, before in zip(own.parameters, self.grads, attached, strict=True):
             if parameter.grad is not grad:
                 grad.copy_(parameter.grad)
-                parameter.grad = grad
+            parameter.grad = before
         Cuda.replays += 1
 
 
@@ -128,6 +129,30 @@ def test_recorded_updates_are_the_same(
     assert ("not permitted" in (one.eager_because or "")) == fails
     updates, passes = 8 - replay.WARM, 2 if micro else 1
     assert Cuda.replays == (updates * passes if not fails else len(records))
+
+
+def test_gradients_set_to_none_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two updates; within one it is an error."""
+    monkeypatch.setattr(replay, "torch", Torch())
+    weight = torch.nn.Parameter(torch.ones(2))
+
+    def run(batch: dict[str, Any]) -> torch.Tensor:
+        loss = (weight * batch["x"]).sum()
+        loss.backward()
+        return loss.detach()
+
+    passes = Cuda.owner = replay.Replay(run, [weight], torch.device("cpu"))
+    for step in range(replay.WARM + 3):
+        weight.grad = None
+        for first in (True, False):
+            passes({"x": torch.full((2,), float(step))}, first)
+        assert weight.grad is not None
+        assert weight.grad.tolist() == [2.0 * step] * 2
+    assert passes.recorded
+    passes({"x": torch.ones(2)}, True)
+    weight.grad = None
+    with pytest.raises(RuntimeError, match="set to None between the micro-batches"):
+        passes({"x": torch.ones(2)}, False)
 
 
 def test_what_is_not_recorded() -> None:

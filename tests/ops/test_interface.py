@@ -493,11 +493,57 @@ def test_vmap_over_signs() -> None:
     torch.testing.assert_close(mapped, torch.stack([one(sign) for sign in signs]))
 
 
+def _kda(x: torch.Tensor, backend: str) -> torch.Tensor:
+    return complex_kda(x, x, x, x, x[..., 0], gate="signed", beta_range=2, normalize_qk=True, backend=backend)[0].sin()
+
+
+DERIVATIVES = {
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (torch.ones_like(x),))[1],
+    "grad": lambda f, x: torch.func.grad(lambda x: f(x).sum())(x),
+    "grad of vmap": lambda f, x: torch.func.grad(lambda x: torch.vmap(f)(x).sum())(x.expand(2, *x.shape)),
+    "vmap of grad": lambda f, x: torch.vmap(torch.func.grad(lambda x: f(x).sum()))(x.expand(2, *x.shape)),
+}
+
+
+@pytest.mark.parametrize("derivative", DERIVATIVES)
+def test_derivatives_that_only_the_reference_has(derivative: str) -> None:
+    """They are refused, not zero."""
+    x = torch.randn(1, 5, 2, 4, dtype=torch.float64)
+    with pytest.raises(NotImplementedError, match="backend='reference' has both"):
+        DERIVATIVES[derivative](lambda x: _kda(x, "chunked"), x)
+    found = DERIVATIVES[derivative](lambda x: _kda(x, "reference"), x)
+    leaf = x.clone().requires_grad_()
+    (grad,) = torch.autograd.grad(_kda(leaf, "chunked").sum(), leaf)
+    if derivative == "jvp":
+        torch.testing.assert_close(found.sum(), grad.sum())
+    else:
+        torch.testing.assert_close(found, grad.expand_as(found))
+
+
+def test_what_has_no_tangent_is_not_refused() -> None:
+    x = torch.randn(1, 5, 2, 4)
+    with torch.autograd.forward_ad.dual_level():
+        assert torch.equal(_kda(x, "chunked"), _kda(x, "chunked"))
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        with pytest.raises(NotImplementedError, match="forward mode"):
+            _kda(dual, "chunked")
+
+
 def test_autocast_leaves_the_recurrence_alone() -> None:
     x = torch.randn(2, 9, 2, 4)
     plain = complex_kda(x, x, x, -x.abs(), x[..., 0], normalize_qk=True)[0]
     with torch.autocast("cpu", torch.bfloat16):
         cast = complex_kda(x, x, x, -x.abs(), x[..., 0], normalize_qk=True)[0]
+    assert torch.equal(plain, cast)
+
+
+def test_autocast_leaves_the_backward_pass_alone() -> None:
+    """Also where backward() is called inside it."""
+    x = torch.randn(2, 70, 2, 8, requires_grad=True)
+    o = complex_kda(x, x, x, x, x[..., 0], gate="signed", beta_range=2, normalize_qk=True, backend="chunked")[0]
+    (plain,) = torch.autograd.grad(o.sum(), x, retain_graph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        (cast,) = torch.autograd.grad(o.sum(), x)
     assert torch.equal(plain, cast)
 
 

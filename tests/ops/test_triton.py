@@ -6,6 +6,7 @@ and with float32 operands rounded to bfloat16's digits.
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -35,7 +36,7 @@ triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
 from ckda.ops import triton as kernels  # noqa: E402
-from ckda.ops.triton import chunk, chunk_backward, chunk_forward, recurrent, tile  # noqa: E402
+from ckda.ops.triton import chunk, chunk_backward, chunk_forward, launch, recurrent, tile  # noqa: E402
 
 in_interpreter = pytest.mark.skipif(
     torch.cuda.is_available(), reason="with a GPU the kernels are compiled, and the tests marked gpu run"
@@ -132,6 +133,21 @@ def test_gradients_of_one_output_alone(outputs: str, form: str, monkeypatch: pyt
     check_kernels(_draws(settings, outputs))
 
 
+@in_interpreter
+def test_small_gradients_beside_float16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients in float32 keep their digits where those of float16 values lose them: 2^-20 of do gives 2^-20 of them."""
+    _use("chunk", monkeypatch)
+    settings = {"initial": True, "A_log": True, "dtype": torch.float16, "gate_dtype": torch.float32}
+    call = make_call(B=1, T=5, H=1, K=4, V=3, **settings)
+    leaves = {name: call[name].requires_grad_() for name in ("beta", "initial_state")}
+    o, _ = complex_kda(**(call | leaves), backend="triton")
+    do = torch.randint(1, 4, o.shape).to(o.dtype)
+    whole, small = (torch.autograd.grad(o, [*leaves.values()], do * c, retain_graph=True) for c in (1.0, 2.0**-20))
+    assert_same_bits(
+        dict(zip(leaves, (x * 2.0**20 for x in small), strict=True)), dict(zip(leaves, whole, strict=True))
+    )
+
+
 def _mild(call: Call, weakest: float = 4.0) -> Call:
     """The same signs with gates near one: at least tanh(weakest / 2), which is 0.96 for 4 and 0.9993 for 8."""
     g = call["g"]
@@ -144,7 +160,7 @@ def _mild(call: Call, weakest: float = 4.0) -> Call:
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize(("K", "V", "gate"), [(20, 7, "signed"), (80, 70, "signed"), (20, 7, None)])
 def test_half_precision_operands(K: int, V: int, gate: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The path that bfloat16 inputs take: products of half-precision operands, the solver in two halves.
+    """The path that bfloat16 inputs take: products of half-precision operands, the solver in three parts.
 
     Over half a chunk mild gates stay within the range of float16.
     """
@@ -162,6 +178,13 @@ def _rounded(b_x, DOT: tl.constexpr):
     return ((b_bits + 0x7FFF + ((b_bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
 
 
+def _round_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the path of bfloat16 for float32 inputs."""
+    monkeypatch.setitem(chunk.FAST, torch.float32, "bf16")
+    for module in (tile, chunk_forward, chunk_backward):
+        monkeypatch.setattr(module, "operand", _rounded)
+
+
 @in_interpreter
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize(
@@ -177,9 +200,7 @@ def _rounded(b_x, DOT: tl.constexpr):
 def test_operands_of_bfloat16_digits(settings: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     """The path of bfloat16 with its rounding and its range: gates down to e^-5, and to zero where they have no bound."""
     _use("chunk", monkeypatch)
-    monkeypatch.setitem(chunk.FAST, torch.float32, "bf16")
-    for module in (tile, chunk_forward, chunk_backward):
-        monkeypatch.setattr(module, "operand", _rounded)
+    _round_operands(monkeypatch)
     call = make_call(**({"B": 1, "H": 1, "initial": True, "dtype": torch.float32} | settings))
     floats = {n: x for n, x in call.items() if isinstance(x, Tensor) and x.is_floating_point() and n != "initial_state"}
     call |= {n: x.bfloat16().float() for n, x in floats.items()}
@@ -201,9 +222,22 @@ def test_segments(gate: str | None, segment: int, T: int, monkeypatch: pytest.Mo
     monkeypatch.setattr(chunk, "SEGMENT", segment)
     assert chunk.plan(_call(**call)).num_segments == -(-T // (32 * segment))
     split = compare(call, "triton")
+    assert split.results["state"].is_contiguous()  # as its fake is
     assert_close(split.results, whole, 2e-5)
     assert any(not torch.equal(split.results[name], x) for name, x in whole.items())  # it did something else
     check_kernels([split], rule=False)  # a product of transitions has roundings of its own
+
+
+@in_interpreter
+def test_autocast_leaves_the_segments_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward, where the states between segments are carried by torch."""
+    _use("chunk", monkeypatch)
+    monkeypatch.setattr(chunk, "SPLIT_FROM", 2)
+    monkeypatch.setattr(chunk, "SEGMENT", 1)
+    call = make_call(B=1, T=40, H=1, K=6, V=5, dtype=torch.float32, initial=True)
+    plain = run(call, "triton")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_same_bits(run(call, "triton"), plain)
 
 
 @in_interpreter
@@ -293,6 +327,27 @@ def test_packed_gives_the_bits_of_separate_sequences(form: str, monkeypatch: pyt
     assert_same_bits(run(call | {"cu_seqlens": call["cu_seqlens"].long()}, "triton", gradients=False), packed)
 
 
+def _every_other(leaves: Call) -> Call:
+    """The same arguments as views of memory with gaps."""
+    names = ("A_log", "dt_bias", "cu_seqlens")
+    return leaves | {name: torch.stack([leaves[name], torch.zeros_like(leaves[name])], -1)[..., 0] for name in names}
+
+
+@in_interpreter
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+def test_strided_parameters_and_bounds(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bits of contiguous ones, gradients included."""
+    _use(form, monkeypatch)
+    call = make_call(B=1, T=6, H=2, K=5, V=4, dtype=torch.float32, A_log=True, dt_bias=True, cu_seqlens=[0, 1, 4, 6])
+
+    def strided(leaves: Call) -> tuple[Tensor, Tensor]:
+        views = _every_other(leaves)
+        assert not any(views[name].is_contiguous() for name in ("A_log", "dt_bias", "cu_seqlens"))
+        return complex_kda(**views, output_final_state=True, backend="triton")
+
+    assert_same_bits(run(call, strided), run(call, "triton"))
+
+
 # Edges ----------------------------------------------------------------------------------------------------------------
 
 
@@ -313,6 +368,16 @@ def test_zero_gates_and_zero_vectors(form: str, T: int, monkeypatch: pytest.Monk
 
 
 @in_interpreter
+@pytest.mark.parametrize("exponent", [-83, 83])
+def test_keys_whose_square_float32_cannot_hold(exponent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the direction of a normalised key matters: the same bits, and a gradient as much larger as the key is smaller."""
+    _use("chunk", monkeypatch)
+    call = make_call(B=1, T=5, H=1, K=4, V=3, dtype=torch.float32, initial=True)
+    scaled = run(call | {"k": call["k"] * 2.0**exponent}, "triton")
+    assert_same_bits(scaled | {"dk": scaled["dk"] * 2.0**exponent}, run(call, "triton"))
+
+
+@in_interpreter
 @pytest.mark.parametrize(("gate", "u"), [("sigmoid", 40.0), ("signed", 0.0), ("signed", -0.0), ("signed", -40.0)])
 def test_the_ends_of_the_bounded_gates(gate: str, u: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """|alpha| = e^-5 at every step, which takes the chunk's factors to e^80, and alpha = -1 at every step."""
@@ -322,6 +387,22 @@ def test_the_ends_of_the_bounded_gates(gate: str, u: float, monkeypatch: pytest.
     assert_close(draw.results, draw.oracle, 2e-5)
     if u == 0:
         assert not draw.results["dg"].any()
+
+
+@in_interpreter
+@pytest.mark.parametrize("t", [2, 20])
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("gate", ["signed", "sigmoid", "softplus", None])
+def test_nan_stays_nan(gate: str | None, split: bool, t: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gate that is not a number is seen in every later output and in the state."""
+    _use("chunk", monkeypatch)
+    if split:
+        _round_operands(monkeypatch)
+    call = make_call(B=1, T=34, H=1, K=4, V=3, gate=gate, dtype=torch.float32, initial=True)
+    call["g"][:, t] = math.nan
+    found = run(call, "triton", gradients=False)
+    assert found["o"][:, t:].isnan().all()
+    assert found["state"].isnan().all()
 
 
 def _reflections(call: Call, keys: str = "equal", signs: str = "random") -> Call:
@@ -428,6 +509,16 @@ def test_decoding_in_place_into_a_state_of_any_layout() -> None:
     assert_same_bits({"o": p, "state": strided}, {"o": o, "state": exact})
 
 
+def test_the_backward_pass_reads_q_and_k_only_where_it_must() -> None:
+    """So that strided ones are not copied in vain: not in bfloat16 with a bounded gate."""
+    x = torch.empty(1, 40, 2, 16, device="meta")
+    for dtype, gate in ((torch.bfloat16, "signed"), (torch.bfloat16, "softplus"), (torch.float32, "signed")):
+        y = x.to(dtype)
+        *_, last = chunk.launches(_call(y, y, y, y, y[..., 0], gate=gate, beta_range=2, normalize_qk=True))
+        read = last.arguments["p_q"] is not None and last.arguments["p_k"] is not None
+        assert read != (dtype == torch.bfloat16 and gate == "signed")
+
+
 # Dispatch -------------------------------------------------------------------------------------------------------------
 
 
@@ -460,6 +551,51 @@ def test_the_form_depends_on_length_and_width_alone() -> None:
         wider = _call(**make_call(B=B, T=8, H=H, K=4, V=kernels.SMALL_HEAD + 1))
         forms.add((kernels.is_short(call), kernels.is_short(longer), kernels.is_short(wider)))
     assert forms == {(True, False, False)}
+
+
+@pytest.mark.parametrize(("B", "T"), [(70_000, 1), (1, 70_000 * 32)])
+def test_grids_fit_for_many_sequences_and_chunks(B: int, T: int) -> None:
+    """CUDA takes up to 65,535 programs on the second and third axis."""
+    x = torch.empty(B, T, 2, 16, device="meta")
+    call = _call(x, x, x, x, x[..., 0], gate="signed", beta_range=2, normalize_qk=True)
+    grids = [found.grid for found in (*chunk.launches(call), *recurrent.launches(call))]
+    assert max(n for grid in grids for n in grid[1:]) <= 65_535
+
+
+class _OnCard1(Tensor):
+    """What says that it lies on the second card."""
+
+    is_cuda = True  # type: ignore[assignment]
+
+    def get_device(self) -> int:
+        return 1
+
+
+class _Recorder:
+    """A kernel that writes down which card is the current one, and its grid."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, tuple]] = []
+
+    def __getitem__(self, grid: tuple) -> Any:
+        return lambda *_, **__: self.calls.append((torch.cuda.current_device(), grid))
+
+
+def test_kernels_run_on_the_device_of_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = [0]
+
+    @contextmanager
+    def device(index: int) -> Iterator[None]:
+        current.append(index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
+    monkeypatch.setattr(torch.cuda, "device", device)
+    kernel, there = _Recorder(), torch.zeros(1).as_subclass(_OnCard1)
+    launch.Launch(kernel, (3,), {"p_none": None, "p_x": there}, num_warps=1)()
+    launch.launch(kernel, (4,), torch.zeros(1), 5)
+    assert kernel.calls == [(1, (3,)), (0, (4,))]
 
 
 # On a GPU -------------------------------------------------------------------------------------------------------------

@@ -9,9 +9,11 @@ from ckda import complex_kda
 from ckda.layers import ComplexKDA
 from ckda.models.tracker import build_tracker
 from ckda.ops.words import (
+    MOST_ROWS,
     Options,
     RawTables,
     Tables,
+    _by_kernel,
     complex_kda_words,
     rows_of,
     sum_by_symbol,
@@ -144,7 +146,7 @@ def test_kernels_on_a_gpu(shape, gate, beta_range, normalize):
 
 def trained(monkeypatch, words, mixer="ckda", device="cpu", seeds=(0, 1), **changes):
     """Losses of some updates, words looked up by symbol or every token projected."""
-    monkeypatch.setattr(ComplexKDA, "reads_words", lambda layer, tokens: layer._by_symbol())
+    monkeypatch.setattr(ComplexKDA, "reads_words", lambda layer, *_: layer._by_symbol())
     task = WordProblem.named("S3")
     recipe = Recipe(**{"steps": 6, "batch": 8, "curriculum": (5,)} | changes)
     ensemble = Ensemble(partial(build_tracker, mixer, task, by_symbol=words), task, recipe, seeds, device)
@@ -162,14 +164,31 @@ def test_training_with_a_penalty_is_the_same(monkeypatch):
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
 
 
+class OnCard(torch.Tensor):
+    """What says that it lies on a GPU."""
+
+    is_cuda = True
+
+
+def test_the_kernels_take_float32_alone():
+    pytest.importorskip("triton")
+    narrow, wide = (torch.zeros(2, 3, dtype=x).as_subclass(OnCard) for x in (torch.float32, torch.float64))
+    assert _by_kernel(narrow, None)
+    assert not _by_kernel(narrow, wide)
+    assert not _by_kernel(torch.zeros(2, 3))
+
+
 def test_who_reads_words():
-    """Never off a GPU; elsewhere layers whose tokens stand for themselves."""
+    """Never off a GPU; elsewhere layers whose tokens stand for themselves, of an alphabet that the kernels hold."""
     tokens = torch.zeros(2, 5, dtype=torch.long)
+    there = tokens.as_subclass(OnCard)
     task = WordProblem.named("S3")
     by_symbol = {}
     for name in ("ckda", "gdn", "ckda-separate", "deltaproduct2"):
         mixer = build_tracker(name, task).mixer
-        assert not mixer.reads_words(tokens)
+        assert not mixer.reads_words(tokens, 7)
+        assert not mixer.reads_words(there, MOST_ROWS + 1)
+        assert mixer.reads_words(there, MOST_ROWS) == mixer._by_symbol()
         by_symbol[name] = mixer._by_symbol()
     assert by_symbol == {"ckda": True, "gdn": True, "ckda-separate": False, "deltaproduct2": False}
     assert not ComplexKDA(8, 1, 4)._by_symbol()  # its convolution looks back

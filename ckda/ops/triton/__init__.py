@@ -10,13 +10,13 @@ from ckda.ops.call import Call, Gradients
 
 __all__ = ["backward", "forward", "is_short", "refuses", "saved_like", "step"]
 
-_HAS_TRITON = find_spec("triton") is not None  # looked up once, for torch.compile cannot trace it
+HAS_TRITON = find_spec("triton") is not None  # looked up once, for torch.compile cannot trace it
 SHORT, SMALL_HEAD = 128, 32  # tokens and channels up to which the recurrence beats the chunk form
 
 
 def refuses(call: Call) -> str | None:
     """Why the kernels cannot serve the call, or None."""
-    if not _HAS_TRITON:
+    if not HAS_TRITON:
         return "triton is not installed: pip install 'ckda[triton]'"
     if call.q.device.type != "cuda" and not _interpreted():
         return f"the kernels need a CUDA device, and q is on {call.q.device.type}"

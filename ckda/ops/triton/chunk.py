@@ -12,7 +12,7 @@ from torch import Tensor
 from ckda.ops.call import Call, Gradients
 from ckda.ops.triton.chunk_backward import contract_kernel, gradient_kernel, pair_kernel, reverse_kernel
 from ckda.ops.triton.chunk_forward import intra_kernel, solver_kernel, state_kernel
-from ckda.ops.triton.launch import Launch, assemble, gate_arguments, power_of_two
+from ckda.ops.triton.launch import Launch, assemble, contiguous, gate_arguments, power_of_two
 
 __all__ = ["CHUNK", "Plan", "backward", "forward", "launches", "plan", "saved_like"]
 
@@ -42,7 +42,7 @@ class Plan(NamedTuple):
 
     @property
     def split(self) -> bool:
-        """Whether products take half-precision operands, and what must be exact is kept as two halves."""
+        """Whether products take half-precision operands, and what must be exact is kept in two parts, or three (the solver)."""
         return self.dtype in FAST
 
     @property
@@ -109,9 +109,9 @@ def _chunks(call: Call, p: Plan) -> _Chunks:
     return _Chunks(begin, torch.minimum(begin + p.C, cu[owner + 1]), first)
 
 
-def _chunk_arguments(call: Call, p: Plan) -> dict[str, Any]:
+def _chunk_arguments(call: Call, p: Plan, unread: tuple[str, ...] = ()) -> dict[str, Any]:
     """What the kernels that read the raw inputs share."""
-    return gate_arguments(call) | {
+    return gate_arguments(call, unread) | {
         "NC": p.NC,
         "TOKENS": p.B * p.T,
         "C": p.C,
@@ -149,7 +149,7 @@ class Saved(NamedTuple):
     k_back: Tensor
     A: Tensor  #: [B, T, HV, C]
     G: Tensor  #: float32 [B, T, HV, C]; empty where beta is a logit
-    solver: Tensor  #: [B, T, HV, C] float32, or the high half
+    solver: Tensor  #: [B, T, HV, C] float32, or its leading digits
     solver_low: Tensor  #: [2, B, T, HV, C] what its rounding left, in two parts; empty where the solver is float32
     rho: Tensor  #: float32 [B, T, HV]
     norms: Tensor  #: float32 [3, B, T, HV]
@@ -209,7 +209,7 @@ def _state_arguments(p: Plan, x: Saved, where: _Chunks, call: Call) -> dict[str,
         "p_start": x.start,
         "p_end": x.end,
         "BOUNDED": _is_bounded(call),
-        "p_cu_seqlens": call.cu_seqlens,
+        "p_cu_seqlens": contiguous(call.cu_seqlens),
         "p_first": where.first,
         "T": p.T,
         "NC": p.NC,
@@ -282,18 +282,21 @@ def _state(
         "V": V,
         "BV": BV,
         "HAS_INITIAL": initial is not None,
-        "SAVE": summary == "none",
         "STORE_FINAL": final is not None,
         "SUMMARY": summary,
     }
-    return Launch(state_kernel, (-(-V // BV), p.HV, p.N * p.num_segments), arguments, num_warps=4)
+    return Launch(state_kernel, (-(-V // BV) * p.HV * p.N * p.num_segments,), arguments, num_warps=4)
 
 
 def _carry(p: Plan, matrices: Tensor, offsets: Tensor, start: Tensor) -> Tensor:
-    """[B, num_segments, HV, K, V]: start, then matrices[s] @ previous + offsets[s], in float32."""
-    states = [start]
+    """float32 [B, num_segments, HV, K, V]: start, then matrices[s] @ previous + offsets[s].
+
+    Carried in float64, which neither TF32 nor autocast reaches.
+    """
+    state, states = start.double(), [start]
     for s in range(p.num_segments - 1):
-        states.append(torch.matmul(matrices[:, s], states[-1]) + offsets[:, s])
+        state = torch.matmul(matrices[:, s].double(), state) + offsets[:, s]
+        states.append(state.float())
     return torch.stack(states, 1)
 
 
@@ -311,17 +314,18 @@ def launches(call: Call) -> list[Launch]:
     p = plan(call)
     x, where = _empty_saved(call, p), _chunks(call, p)
     o, state = torch.empty_like(call.v), call.zero_state()
+    dv = torch.empty_like(o, dtype=p.work_dtype)
     G, duy = _G(call, p, x), _empty_duy(call, p)
     out = _gradient_outputs(call, p)
-    reverse = {"p_dv": o, "p_duy": duy, "p_dstates": x.states}
+    reverse = {"p_dv": dv, "p_duy": duy, "p_dstates": x.states}
     return [
         _intra(call, p, x, where, G),
         _solver(p, x, where, G),
         _state(call, p, x, where, state, o, state),
         _state(call, p, x, where, None, None, x.transitions, "transition"),
         _reverse(call, p, x, where, o, state, state, reverse),
-        _pair(call, p, x, where, o, o, o, duy, out),
-        _contract(p, x, where, o, o, x.states, out),
+        _pair(call, p, x, where, o, o, dv, duy, out),
+        _contract(p, x, where, o, dv, x.states, out),
         _gradient(call, p, x, where, out),
     ]
 
@@ -341,7 +345,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor, list[Tensor]]:
     final = call.v.new_empty(p.N * p.num_segments, p.HV, p.K, p.V, dtype=torch.float32)
     o = torch.empty_like(call.v, memory_format=torch.contiguous_format)
     _state(call, p, x, where, initial, o, final)()
-    return o, final.unflatten(0, (p.N, -1))[:, -1], [*x]
+    return o, final.unflatten(0, (p.N, -1))[:, -1].contiguous(), [*x]
 
 
 def _reverse(
@@ -371,9 +375,9 @@ def _reverse(
         "STORE_DUY": outputs.get("p_duy") is not None,
         "SUMMARY": not outputs,
     }
-    return Launch(
-        reverse_kernel, (-(-p.V // BV), p.HV, p.N * p.num_segments), arguments | outputs, num_warps=4, num_stages=3
-    )
+    grid = (-(-p.V // BV) * p.HV * p.N * p.num_segments,)
+    num_stages = 3 if p.split and p.K <= 128 else 2  # a third would not fit into the 99 KiB of sm_89 elsewhere
+    return Launch(reverse_kernel, grid, arguments | outputs, num_warps=4, num_stages=num_stages)
 
 
 def _segment_ends(call: Call, p: Plan, x: Saved, where: _Chunks, do: Tensor, dfinal: Tensor | None) -> Tensor:
@@ -464,22 +468,22 @@ def _contract(
     }
     arguments |= {name: out[name] for name in ("p_S_do", "p_S_dr", "p_dS_u", "p_through")}
     maxnreg = 128 if num_warps == 8 else None
-    grid = (-(-p.K // BK), p.slots, p.HV)
+    grid = (-(-p.K // BK) * p.slots, p.HV)
     return Launch(contract_kernel, grid, arguments, num_warps=num_warps, maxnreg=maxnreg)
 
 
 def _gradient(call: Call, p: Plan, x: Saved, where: _Chunks, out: dict[str, Any]) -> Launch:
-    arguments = _chunk_arguments(call, p)
+    recover = _keeps_forward(call, p)
+    arguments = _chunk_arguments(call, p, ("q", "k", "beta") if recover else ("beta",))
     for name in ("p_beta", "BETA_RANGE"):
         del arguments[name]
-    recover = _keeps_forward(call, p)
     BK, num_warps = (64, 4) if recover and p.K > 32 else (min(32, power_of_two(p.K)), 2)
     arguments |= {"p_starts": where.starts, "p_ends": where.ends, "BK": BK, "RECOVER": recover}
     read = ("rho", "norms", "q_forward", "k_forward", "k_back", "forward", "end")
     arguments |= {f"p_{name}": getattr(x, name) for name in read}
     used = ("p_D", "p_dA", "p_scalars", "p_S_do", "p_S_dr", "p_dS_u", "p_through")
     arguments |= {name: out[name] for name in (*used, "p_dq", "p_dk", "p_dg", "p_dlog_rate", "p_dbias")}
-    return Launch(gradient_kernel, (-(-p.K // BK), p.slots, p.HV), arguments, num_warps=num_warps)
+    return Launch(gradient_kernel, (-(-p.K // BK) * p.slots, p.HV), arguments, num_warps=num_warps)
 
 
 def _gradient_outputs(call: Call, p: Plan) -> dict[str, Any]:
@@ -527,7 +531,9 @@ def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None)
     dfinal = None if dfinal is None else dfinal.float().contiguous()
     if p.num_segments > 1:
         dfinal = _segment_ends(call, p, x, where, do, dfinal)
-    dv = torch.empty_like(call.v, memory_format=torch.contiguous_format)
+    dv = torch.empty(
+        call.v.shape, dtype=p.work_dtype, device=do.device
+    )  # others are made of it: float16 lacks the range
     duy = _empty_duy(call, p)
     dstates = torch.empty_like(x.states)
     dinitial = None
@@ -541,4 +547,4 @@ def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None)
     _gradient(call, p, x, where, out)()
     if dinitial is not None:
         dinitial = dinitial.unflatten(0, (p.N, -1))[:, 0].contiguous()
-    return assemble(call, out | {"p_dv": dv, "p_dinitial": dinitial})
+    return assemble(call, out | {"p_dv": dv.to(call.v.dtype), "p_dinitial": dinitial})

@@ -23,7 +23,7 @@ learning rate and of the norm follow on the same tiles, and each gradient is wri
 import triton
 import triton.language as tl
 
-from ckda.ops.triton.chunk_forward import chunk_gate, head_gate, sequence_place
+from ckda.ops.triton.chunk_forward import chunk_gate, head_gate, sequence_place, state_place
 from ckda.ops.triton.tile import (
     at_token,
     bounded_decays,
@@ -86,7 +86,7 @@ def reverse_kernel(
     PACKED: tl.constexpr,
 ):
     """The gradient of the state from chunk to chunk, backwards; SUMMARY: only that of the segment's initial state."""
-    i_v, i_hv, i_n = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    i_v, i_hv, i_n = state_place(HV, NV)
     begin, end, first, num = sequence_place(p_cu_seqlens, p_first, i_n, T, NC, SEGMENT, NUM_SEGMENTS, C, PACKED)
     b_index = tl.arange(0, C)
     b_channel = tl.arange(0, BK)
@@ -272,6 +272,12 @@ def pair_kernel(
 
 
 @triton.jit
+def block_place(NK: tl.constexpr):
+    """A program's chunk, value head and block of channels: the blocks of a chunk are neighbours, then the chunks of a head."""
+    return tl.program_id(0) // NK, tl.program_id(1), tl.program_id(0) % NK
+
+
+@triton.jit
 def contract_kernel(
     p_starts,
     p_ends,
@@ -298,7 +304,7 @@ def contract_kernel(
     PACKED: tl.constexpr,
 ):
     """The products of the states with a chunk's values, for `gradient_kernel`, which may write the gradients in their place."""
-    i_chunk, i_hv, i_k = tl.program_id(1), tl.program_id(2), tl.program_id(0)
+    i_chunk, i_hv, i_k = block_place((K + BK - 1) // BK)
     begin, end = chunk_place(i_chunk, p_starts, p_ends, T, NC, C, PACKED)
     b_index = tl.arange(0, C)
     m_token = b_index < (end - begin).to(tl.int32)
@@ -339,7 +345,7 @@ def contract_kernel(
 
 @triton.jit
 def gradient_kernel(
-    p_q,
+    p_q,  # [B * T, H, K], where not RECOVER
     p_k,
     p_g,
     p_sign,
@@ -391,7 +397,7 @@ def gradient_kernel(
     The gradient of a key of any length is that of the key as used, less its part along the key, times the power of two: only the
     direction of a normalised key matters.
     """
-    i_chunk, i_hv, i_k = tl.program_id(1), tl.program_id(2), tl.program_id(0)
+    i_chunk, i_hv, i_k = block_place((K + BK - 1) // BK)
     begin, end = chunk_place(i_chunk, p_starts, p_ends, T, NC, C, PACKED)
     b_index = tl.arange(0, C)
     m_token = b_index < (end - begin).to(tl.int32)

@@ -40,7 +40,7 @@ from ckda.ops.triton.tile import (
     widened,
 )
 
-__all__ = ["chunk_gate", "head_gate", "intra_kernel", "sequence_place", "solver_kernel", "state_kernel"]
+__all__ = ["chunk_gate", "head_gate", "intra_kernel", "sequence_place", "solver_kernel", "state_kernel", "state_place"]
 
 
 @triton.jit
@@ -104,7 +104,10 @@ def used_keys(b_k, NORMALIZE: tl.constexpr, WIDE: tl.constexpr):
     if NORMALIZE:
         b_square = tl.sum(b_wide * b_wide, 0)
         b_some = tl.where(b_square > 0, b_square, 1.0)
-        b_power = tl.where(b_square > 0, tl.exp2(tl.floor(0.5 - 0.5 * tl.log2(b_some.to(tl.float32)))), 0.0)
+        b_exponent = tl.minimum(
+            tl.floor(0.5 - 0.5 * tl.log2(b_some)), 126.0
+        )  # of the square as it is: float32 may lack the range
+        b_power = tl.where(b_square > 0, tl.exp2(b_exponent.to(tl.float32)), 0.0)
         b_k *= b_power[None, :]
         b_norm2 = tl.where(b_square > 0, b_square * b_power * b_power, 1.0)
     return b_k, b_power, b_norm2
@@ -292,6 +295,16 @@ def sequence_place(p_cu_seqlens, p_first, i_n, T, NC, SEGMENT, NUM_SEGMENTS, C: 
 
 
 @triton.jit
+def state_place(HV: tl.constexpr, NV: tl.constexpr):
+    """A program's block of values, value head and sequence: the blocks of a head are neighbours, then the heads of a sequence.
+
+    All on the first axis of the grid, for the others end at 65,535.
+    """
+    i = tl.program_id(0).to(tl.int64)
+    return i % NV, (i // NV) % HV, i // (NV * HV)
+
+
+@triton.jit
 def state_kernel(
     p_v,  # [B * T, HV, V]
     p_q_forward,  # [B * T, HV, K]
@@ -308,9 +321,9 @@ def state_kernel(
     p_initial,  # float32 [N, HV, K, V]
     p_cu_seqlens,  # [N + 1], packed sequences only
     p_first,  # [N] first chunk of each sequence, packed only
-    p_o,  # out [B * T, HV, V]
-    p_y,  # out [B * T, HV, V], where SAVE
-    p_states,  # out [B * NC, HV, V, K] gamma_a times the state at each chunk's start, where SAVE
+    p_o,  # out [B * T, HV, V]; this and the next two where SUMMARY is "none"
+    p_y,  # out [B * T, HV, V]
+    p_states,  # out [B * NC, HV, V, K] gamma_a times the state at each chunk's start
     p_final,  # out float32 [N, HV, K, V], where STORE_FINAL
     T,
     NC,
@@ -323,7 +336,6 @@ def state_kernel(
     BV: tl.constexpr,
     C: tl.constexpr,
     HAS_INITIAL: tl.constexpr,
-    SAVE: tl.constexpr,
     STORE_FINAL: tl.constexpr,
     SUMMARY: tl.constexpr,
     BOUNDED: tl.constexpr,
@@ -336,7 +348,7 @@ def state_kernel(
     A segment of a sequence is one row of p_initial and p_final. SUMMARY: only the final state is wanted, and "transition" starts
     from the identity with no values (V = K), which gives the segment's K x K transition; "offset" starts from zero.
     """
-    i_v, i_hv, i_n = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    i_v, i_hv, i_n = state_place(HV, (V + BV - 1) // BV)
     begin, end, first, num = sequence_place(p_cu_seqlens, p_first, i_n, T, NC, SEGMENT, NUM_SEGMENTS, C, PACKED)
     b_index = tl.arange(0, C)
     b_channel = tl.arange(0, BK)
@@ -383,10 +395,9 @@ def state_kernel(
         b_y = dot_split(b_rest, tl.trans(b_solver), tl.trans(b_solver_low), tl.trans(b_solver_rest), DOT)
         b_u = b_y * b_rho[None, :]
         if SUMMARY == "none":
-            if SAVE:
-                o_slot = (i_slot * HV + i_hv) * (K * V)
-                tl.store(p_states + o_slot + b_slot_offset, operand(b_S, DOT), mask=m_state)
-                tl.store(p_y + o_value + b_value_offset, operand(b_y, DOT), mask=m_out)
+            o_slot = (i_slot * HV + i_hv) * (K * V)
+            tl.store(p_states + o_slot + b_slot_offset, operand(b_S, DOT), mask=m_state)
+            tl.store(p_y + o_value + b_value_offset, operand(b_y, DOT), mask=m_out)
             b_q_forward = tl.load(p_q_forward + o_key + b_key_offset, mask=m_key, other=0.0)
             b_A = tl.load(p_A + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
             b_o = dot(b_S, tl.trans(b_q_forward), DOT) + dot(b_u, tl.trans(b_A), DOT)

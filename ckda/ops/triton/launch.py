@@ -1,10 +1,20 @@
 """One kernel launch as data, and what every launch shares."""
 
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from ckda.ops.call import Call, Gradients
 
-__all__ = ["Launch", "assemble", "gate_arguments", "power_of_two"]
+__all__ = ["Launch", "assemble", "contiguous", "gate_arguments", "launch", "power_of_two", "state_warps"]
+
+
+def state_warps(BK: int, BV: int) -> int:
+    """Warps that carry a state [BK, BV]: about eight of its numbers a thread."""
+    return min(4, max(1, BK * BV // 512))
 
 
 class Launch(NamedTuple):
@@ -24,7 +34,25 @@ class Launch(NamedTuple):
         return options if self.maxnreg is None else options | {"maxnreg": self.maxnreg}
 
     def __call__(self) -> None:
-        self.kernel[self.grid](**self.arguments, **self.options)
+        with _on_device(self.arguments.values()):
+            self.kernel[self.grid](**self.arguments, **self.options)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """kernel[grid](...), as :class:`Launch` does it: on the device of the first tensor among the arguments."""
+    with _on_device(arguments):
+        kernel[grid](*arguments, **options)
+
+
+_HERE = nullcontext()
+
+
+def _on_device(arguments: Iterable[Any]) -> AbstractContextManager:
+    """Triton launches on the current device: another one where the first tensor lies elsewhere."""
+    first = next(x for x in arguments if isinstance(x, Tensor))
+    if first.is_cuda and first.get_device() != torch.cuda.current_device():
+        return torch.cuda.device(first.get_device())
+    return _HERE
 
 
 def power_of_two(n: int) -> int:
@@ -37,17 +65,18 @@ def power_of_two(n: int) -> int:
     return max(16, 1 << (n - 1).bit_length())
 
 
-def gate_arguments(call: Call) -> dict[str, Any]:
-    """The raw inputs but v, and the flags that say how they are read."""
+def contiguous(x: Tensor | None) -> Tensor | None:
+    """x as the kernels read it, which know no strides."""
+    return None if x is None else x.contiguous()
+
+
+_RAW = ("q", "k", "g", "beta", "sign", "A_log", "dt_bias")
+
+
+def gate_arguments(call: Call, unread: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The raw inputs but v, None for those that are not read, and the flags that say how they are read."""
     _, T, H, K = call.q.shape
-    return {
-        "p_q": call.q.contiguous(),
-        "p_k": call.k.contiguous(),
-        "p_g": call.g.contiguous(),
-        "p_beta": None if call.beta is None else call.beta.contiguous(),
-        "p_sign": None if call.sign is None else call.sign.contiguous(),
-        "p_A_log": call.A_log,
-        "p_dt_bias": call.dt_bias,
+    return {f"p_{name}": None if name in unread else contiguous(getattr(call, name)) for name in _RAW} | {
         "T": T,
         "scale": call.scale,
         "H": H,

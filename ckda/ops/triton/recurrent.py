@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ckda.ops.call import Call, Gradients
-from ckda.ops.triton.launch import Launch, assemble, gate_arguments, power_of_two
+from ckda.ops.triton.launch import Launch, assemble, contiguous, gate_arguments, power_of_two, state_warps
 from ckda.ops.triton.tile import alpha_gate, gate_gradient, learning_rate
 
 __all__ = ["backward", "forward", "launches", "recurrent_backward_kernel", "recurrent_kernel", "saved_like", "step"]
@@ -279,15 +279,10 @@ def recurrent_backward_kernel(
 # Launches ---------------------------------------------------------------------------------------------------------------
 
 
-def _num_warps(BK: int, BV: int) -> int:
-    """About eight numbers of the state a thread."""
-    return min(4, max(1, BK * BV // 512))
-
-
 def _arguments(call: Call) -> dict[str, Any]:
     return gate_arguments(call) | {
         "p_initial": None if call.initial_state is None else call.start_state().contiguous(),
-        "p_cu_seqlens": call.cu_seqlens,
+        "p_cu_seqlens": contiguous(call.cu_seqlens),
         "V": call.v.shape[3],
         "HAS_INITIAL": call.initial_state is not None,
     }
@@ -307,7 +302,7 @@ def forward_launch(call: Call, o: Tensor, r: Tensor | None, final: Tensor | None
     }
     HV, V = call.v.shape[2:]
     grid = (call.num_sequences, HV, -(-V // BV))
-    return Launch(recurrent_kernel, grid, arguments, num_warps=_num_warps(arguments["BK"], BV))
+    return Launch(recurrent_kernel, grid, arguments, num_warps=state_warps(arguments["BK"], BV))
 
 
 def _empty(call: Call, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -371,7 +366,7 @@ def _backward_launch(call: Call, r: Tensor, do: Tensor, dfinal: Tensor | None) -
         "BV": power_of_two(V),
         "HAS_FINAL": dfinal is not None,
     }
-    warps = _num_warps(arguments["BK"], arguments["BV"])
+    warps = state_warps(arguments["BK"], arguments["BV"])
     return Launch(recurrent_backward_kernel, (N, HV), arguments, num_warps=warps)
 
 

@@ -6,8 +6,8 @@ large products have at least 64 rows, the height of Hopper's matrix instruction,
 are the next one's left operand without leaving the registers.
 
 Two precisions. With bfloat16 inputs and bounded gates logs are float32 and products take bfloat16 operands, accumulated in
-float32; what is repeated from chunk to chunk is kept to 16 bits by splitting an operand in two. With other inputs products
-are three TF32 products, and logs and their sums are float64 (WIDE), as they are for gates without a bound.
+float32; what is repeated from chunk to chunk is kept to 16 bits by splitting an operand in two, the solver to 24 in three. With
+other inputs products are three TF32 products, and logs and their sums are float64 (WIDE), as they are for gates without a bound.
 """
 
 import triton
@@ -74,10 +74,12 @@ def _exp_minus(b_x):
 
 @triton.jit
 def _log2(b_x):
-    """log2(x) of a normal float32 x > 0, with the digits of an x near 1 kept: a polynomial of the mantissa in [2/3, 4/3)."""
-    b_bits = b_x.to(tl.int32, bitcast=True)
-    b_exponent = (b_bits - 0x3F2AAAAB) >> 23  # 0x3F2AAAAB is 2/3
-    b_t = (b_bits - (b_exponent << 23)).to(tl.float32, bitcast=True) - 1.0
+    """log2(x) of a normal float32 x > 0, with the digits of an x near 1 kept: a polynomial of the mantissa in [2/3, 4/3).
+
+    The mantissa is a product, not made of bits, so that NaN stays NaN.
+    """
+    b_exponent = (b_x.to(tl.int32, bitcast=True) - 0x3F2AAAAB) >> 23  # 0x3F2AAAAB is 2/3
+    b_t = b_x * (0x3F800000 - (b_exponent << 23)).to(tl.float32, bitcast=True) - 1.0
     b_p = 0.19790589809417725 * b_t - 0.22208154201507568
     b_p = b_p * b_t + 0.2028801292181015
     b_p = b_p * b_t - 0.23681357502937317
@@ -104,7 +106,7 @@ def log_gate(b_g, b_rate, b_bias, GATE: tl.constexpr, WIDE: tl.constexpr):
     if WIDE:
         b_g, b_rate, b_bias = b_g.to(tl.float64), b_rate.to(tl.float64), b_bias.to(tl.float64)
     if GATE == "none":
-        b_log = tl.maximum(b_g * LOG2E, ZERO_GATE)
+        b_log = tl.maximum(b_g * LOG2E, ZERO_GATE, propagate_nan=tl.PropagateNan.ALL)
         b_negative = b_g > float("inf")
     elif GATE == "signed":
         b_u = b_rate * (b_g + b_bias)
@@ -121,7 +123,7 @@ def log_gate(b_g, b_rate, b_bias, GATE: tl.constexpr, WIDE: tl.constexpr):
         b_x = b_g + b_bias
         b_e = _exp_minus(b_x)
         b_log = -b_rate * (tl.maximum(b_x, 0.0) + _log1p_small(b_e)) * LOG2E
-        b_log = tl.maximum(b_log, ZERO_GATE)
+        b_log = tl.maximum(b_log, ZERO_GATE, propagate_nan=tl.PropagateNan.ALL)
         b_negative = b_x > float("inf")
     return b_log, b_negative
 
@@ -244,7 +246,7 @@ def dot_left_split(b_a, b_b, DOT: tl.constexpr):
 
 @triton.jit
 def dot_split(b_a, b_high, b_low, b_rest, DOT: tl.constexpr):
-    """a (high + low + rest) with a kept to twice the digits; low and rest are left out where the high half is float32.
+    """a (high + low + rest) with a kept to twice the digits; low and rest are left out where high is float32.
 
     A matrix that is the same in every chunk (equal keys) is off by the same in every chunk: it needs its last digits.
     """
@@ -312,6 +314,8 @@ def bounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr, WIDE: 
     b_broken = (b_cum - (b_round - ROUND)).to(tl.float32)
     b_middle = at_token(b_cum, C // 2 - 1, C).to(tl.float32) + ROUND
     b_shift = (b_round.to(tl.int32, bitcast=True) - b_middle.to(tl.int32, bitcast=True)[:, None]) << 23
+    if WIDE:  # sums of NaN alone have no shift among each other, but a scan has numbers before the first NaN
+        b_shift = tl.where(b_broken == b_broken, b_shift, 0)
     b_forward = ((tl.exp2(b_broken).to(tl.int32, bitcast=True) + b_shift) ^ b_sign).to(tl.float32, bitcast=True)
     b_back = ((tl.exp2(-b_broken).to(tl.int32, bitcast=True) - b_shift) ^ b_sign).to(tl.float32, bitcast=True)
     return b_forward, b_back, tl.exp2(b_middle - ROUND), at_token(b_forward, C - 1, C)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ckda.ops.triton.launch import Launch, power_of_two
+from ckda.ops.triton.launch import Launch, power_of_two, state_warps
 from ckda.ops.triton.recurrent import _head
 from ckda.ops.triton.tile import alpha_gate, gate_gradient, learning_rate
 
@@ -333,11 +333,6 @@ def words_tables_backward_kernel(
 # Launches -------------------------------------------------------------------------------------------------------------
 
 
-def _num_warps(BK: int, BV: int) -> int:
-    """About eight numbers of the state a thread."""
-    return min(4, max(1, BK * BV // 512))
-
-
 def _arguments(x: Any, tokens: Tensor) -> tuple[dict[str, Any], tuple[int], int]:
     """What both kernels are given, their grid, and their warps."""
     (R, B, T), (heads, n, K), V = tokens.shape, x.q.shape, x.v.shape[-1]
@@ -345,7 +340,7 @@ def _arguments(x: Any, tokens: Tensor) -> tuple[dict[str, Any], tuple[int], int]
     tables = {"p_q": x.q, "p_k": x.k, "p_alpha": x.alpha, "p_rho": x.rho}
     arguments = {name: table.contiguous() for name, table in tables.items()} | {"p_tokens": tokens.contiguous()}
     arguments |= {"B": B, "T": T, "n": n, "H": heads // R, "K": K, "V": V, "BK": BK, "BV": BV}
-    return arguments, (heads * B,), _num_warps(BK, BV)
+    return arguments, (heads * B,), state_warps(BK, BV)
 
 
 def forward_launch(x: Any, tokens: Tensor, o: Tensor, r: Tensor) -> Launch:
