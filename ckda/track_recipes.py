@@ -94,8 +94,8 @@ RECIPES: dict[str, Protocol] = {
         {"steps": 30_000, "penalties": {"homomorphism": 0.1, "closure": 0.1}},
     ),
     "relations": Protocol(
-        "the letters' maps are pulled towards the group's relations, (x y)^ord(xy) = 1, once the training is half over",
-        {"ramp": (0.5, 0.6), "penalties": {"relations": 1.0, "defect": 0.01}},
+        "once the training is half over, the letters' maps of the state are pulled towards those of a finite group",
+        {"ramp": (0.55, 0.65), "penalties": {"relations": 1.0}},
     ),
     "closure-late": Protocol(
         "the closure and orthogonality penalties once the training is half over", {"ramp": (0.5, 0.6)} | _CLOSED

@@ -8,6 +8,7 @@ __all__ = ["covariance", "fixed_point", "relations", "shift"]
 #: rotations taken so often are looked at: all that S4, A5 and their double covers have
 _POWERS = (1, 2, 3, 4, 5, 6, 8, 10)
 _NEAR = 0.2  # of the state's energy: a turn by less than 26 degrees counts as none
+_DRIFT = 10.0  # its errors add up from letter to letter
 _LETTERS = 32  # after which the states are looked at
 _RIDGE = 1e-5
 _ITERATIONS = 24
@@ -44,7 +45,7 @@ def relations(A: Tensor, b: Tensor, start: Tensor, pairs: Tensor) -> Tensor:
         C = fixed_point(A, b).unsqueeze(1)
     unturned, near = _unturned(A, spread / energy[..., None, None], pairs)
     drift = (b - C + A @ C).square().sum((-2, -1)).mean(1) / energy
-    return (unturned + near * drift + shift(A, b, start) / energy).mean(-1)
+    return (unturned + _DRIFT * near * drift + shift(A, b, start) / energy).mean(-1)
 
 
 def _unturned(A: Tensor, spread: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
