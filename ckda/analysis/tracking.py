@@ -5,6 +5,9 @@ The states of a head, averaged over all words of equal product, are a function M
 like a representation. :func:`found_representation` says which one: the share of M's variance in each irreducible part, how
 often each occurs among the transitions restricted to that span, and the distance to the nearest exact one.
 
+A head need not be a representation: by quaternions, S -> q S q, it acts like a finite group that is larger (cor:a5-four).
+:func:`ckda.tasks.relations.inexactness` says how exactly the letters act, whichever group that is.
+
 What is left over is the closure error: the variance of the state among words of equal product. It grows with the length of
 the words, for nothing corrects it; once it is as large as the distance of the classes, answers go wrong.
 """
@@ -24,10 +27,12 @@ from ckda.models.tracker import Tracker, build_tracker
 from ckda.record import environment, write_json
 from ckda.report.tracking import mechanism_figure
 from ckda.tasks.groups import WordProblem
+from ckda.tasks.relations import inexactness
 
-__all__ = ["class_states", "found_representation", "load_replica", "mechanism", "silenced"]
+__all__ = ["class_states", "exactness", "found_representation", "load_replica", "mechanism", "silenced"]
 
 _NOTICED = 0.02  # a part of the variance below this is not part of the finding
+_FAR = 0.5  # from the nearest representation: nothing is near
 
 
 def load_replica(path: str | Path, seed: int | None = None) -> tuple[dict[str, Any], WordProblem, Tracker]:
@@ -162,6 +167,15 @@ def found_representation(model: Tracker, task: WordProblem, mean: np.ndarray, he
     }
 
 
+@torch.no_grad()
+def exactness(model: Tracker, task: WordProblem) -> list[dict[str, float]]:
+    """For each head how far its letters are from acting like a finite group (:class:`ckda.tasks.relations.Inexactness`)."""
+    seen = model.symbols()
+    errors = inexactness(seen["A"][None], seen["b"][None], seen["start"][None], task.pairs)
+    heads = torch.stack(errors)[:, 0].T.tolist()
+    return [dict(zip(errors._fields, head, strict=True)) for head in heads]
+
+
 def _span(columns: np.ndarray, share: float = 0.99) -> np.ndarray:
     """[K, r] an orthonormal basis of what holds this share of the columns' energy."""
     U, S, _ = np.linalg.svd(columns, full_matrices=False)
@@ -211,25 +225,30 @@ def inspect(path: str | Path, seed: int | None, length: int) -> dict[str, Any]:
     lengths = tuple(n for n in (32, 64, 128, 256, 512, 1024, 2048, 4096) if n <= length)
     states = class_states(model, task, lengths)
     found = found_representation(model, task, states["mean"], seen["head"])
+    exact = exactness(model, task)
     return {
         "what": "ckda inspect track",
         "run": Path(path).name,
         **{name: about[name] for name in ("group", "mixer", "recipe", "seed")},
         "mechanism": seen,
         "representation": found,
+        "exactness": exact,
         "closure": {n: values[seen["head"]] for n, values in states["closure"].items()},
         "closure_by_head": states["closure"],
-        "finding": finding(task, seen, found),
+        "finding": finding(task, seen, found, exact[seen["head"]]),
         "environment": environment(),
     }
 
 
-def finding(task: WordProblem, seen: dict[str, Any], found: dict[str, Any]) -> str:
-    """One sentence: the head, what its state is a function of, and how nearly its transitions are a representation."""
+def finding(task: WordProblem, seen: dict[str, Any], found: dict[str, Any], exact: dict[str, float]) -> str:
+    """One sentence: the head, what its state is a function of, and how nearly its transitions are a representation, or the
+    action of a finite group that is none."""
     shares = [s for s in found["shares"] if s["share"] > _NOTICED]
     parts = ", ".join(f"{s['share']:.0%} {s['name']}" for s in shares) or "nothing that depends on the product"
     text = f"head {seen['head']} works: its state's variance is {parts}; that tells {found['told_apart']} of {task.order} apart"
-    if found["nearest"] is None:
+    if found["nearest"] is None or found["nearest"]["worst_error"] > _FAR:
+        if exact["near"] > 1 - _NOTICED:
+            return f"{text}; its letters act like a finite group up to {exact['unturned'] ** 0.5:.2g}, which is no representation"
         return f"{text}; its transitions are near no representation there"
     near = " + ".join(f"{p['times']} x ({p['name']})" for p in found["nearest"]["parts"])
     return f"{text}; its transitions there are {near} up to {found['nearest']['worst_error']:.2g}"

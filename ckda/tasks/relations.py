@@ -1,9 +1,11 @@
 """Letters that act exactly: how far the maps of the input symbols are from those of a finite group."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-__all__ = ["covariance", "fixed_point", "relations", "shift"]
+__all__ = ["Inexactness", "inexactness", "relations"]
 
 #: rotations taken so often are looked at: all that S4, A5 and their double covers have
 _POWERS = (1, 2, 3, 4, 5, 6, 8, 10)
@@ -14,18 +16,25 @@ _RIDGE = 1e-5
 _ITERATIONS = 24
 
 
-def relations(A: Tensor, b: Tensor, start: Tensor, pairs: Tensor) -> Tensor:
-    """[R] how far the letters' maps of the state, ``S -> A_x S + b_x``, are from an exact action; mean over heads.
+class Inexactness(NamedTuple):
+    """How far the letters' maps of each head's state, ``S -> A_x S + b_x``, are from an exact action, [R, H] each.
 
-    Three errors are added, each relative to the energy of the head's state.
+    unturned, drift and shift are relative to the energy of the state about its mean.
+    """
 
-    unturned    Letters x and y in turn, as often as first brings the state near to where it was, bring it there exactly:
-                ``(A_x A_y)^d = I`` on the states, d up to 10. Every finite group of small orders keeps that: a representation
-                of the letters' group, one up to sign, or the quaternions' S -> q S q (cor:a5-four), which is none. Pairs that
-                come near at no such d, and so heads that forget, are left alone.
-    drift       The maps have a common fixed point C, ``b_x = C - A_x C``: then S - C is only turned, and nothing that is
-                written adds up. It counts by the share of pairs that are near.
-    shift       The mean state has settled after 16 letters: what comes later is nothing new to the readout.
+    #: Letters x and y in turn, as often as first brings the state near to where it was, bring it there exactly: ``(A_x A_y)^d = I``
+    #: on the states, d up to 10. Every finite group of small orders keeps that: a representation of the letters' group, one up to
+    #: sign, or the quaternions' S -> q S q (cor:a5-four), which is none. Pairs that come near at no such d are left alone.
+    unturned: Tensor
+    near: Tensor  #: the share of pairs that come near: 1 where the head acts like a finite group, 0 where it forgets
+    #: The maps have a common fixed point C, ``b_x = C - A_x C``: then S - C is only turned, and nothing that is written adds up.
+    drift: Tensor
+    #: The mean state has settled after 16 letters: what comes later is nothing new to the readout.
+    shift: Tensor
+
+
+def inexactness(A: Tensor, b: Tensor, start: Tensor, pairs: Tensor) -> Inexactness:
+    """See :class:`Inexactness`.
 
     Args:
         A: [R, n, H, K, K] the transition of each letter. b: [R, n, H, K, V] what it writes.
@@ -36,16 +45,23 @@ def relations(A: Tensor, b: Tensor, start: Tensor, pairs: Tensor) -> Tensor:
         >>> A = torch.stack([torch.linalg.matrix_power(turn, i) for i in range(4)]).view(1, 4, 1, 2, 2)  # Z4
         >>> b = (torch.eye(2) - A) @ torch.ones(2, 3)  # about a point that is not the origin
         >>> start, pairs = torch.zeros(1, 1, 2, 3), torch.tensor([[0, 1, 1], [1, 1, 2]])
-        >>> [bool(relations(*maps, start, pairs) < 1e-7) for maps in ((A, b), (0.99 * A, b), (A, b + 1))]
-        [True, False, False]
+        >>> [[f"{float(error):.3f}" for error in inexactness(*maps, start, pairs)] for maps in ((A, b), (0.99 * A, b))]
+        [['0.000', '1.000', '0.000', '0.000'], ['0.004', '1.000', '0.000', '0.000']]
     """
     with torch.no_grad():
-        spread = covariance(A, b, start)
+        spread = _covariance(A, b, start)
         energy = spread.diagonal(dim1=-2, dim2=-1).sum(-1) + 1e-12  # [R, H]
-        C = fixed_point(A, b).unsqueeze(1)
+        C = _fixed_point(A, b).unsqueeze(1)
     unturned, near = _unturned(A, spread / energy[..., None, None], pairs)
     drift = (b - C + A @ C).square().sum((-2, -1)).mean(1) / energy
-    return (unturned + _DRIFT * near * drift + shift(A, b, start) / energy).mean(-1)
+    return Inexactness(unturned, near, drift, _shift(A, b, start) / energy)
+
+
+def relations(A: Tensor, b: Tensor, start: Tensor, pairs: Tensor) -> Tensor:
+    """[R] the sum of what :func:`inexactness` finds, mean over heads. The drift counts tenfold, and by the share of pairs that
+    are near: heads that forget may write what they like."""
+    x = inexactness(A, b, start, pairs)
+    return (x.unturned + _DRIFT * x.near * x.drift + x.shift).mean(-1)
 
 
 def _unturned(A: Tensor, spread: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,7 +77,7 @@ def _unturned(A: Tensor, spread: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]
     return (first * errors).sum(0).mean(1), first.sum(0).mean(1)
 
 
-def covariance(A: Tensor, b: Tensor, start: Tensor) -> Tensor:
+def _covariance(A: Tensor, b: Tensor, start: Tensor) -> Tensor:
     """[R, H, K, K] of the states after words of 32 letters, summed over values."""
     mean, square = start, start @ start.mT
     for _ in range(_LETTERS):
@@ -72,7 +88,7 @@ def covariance(A: Tensor, b: Tensor, start: Tensor) -> Tensor:
     return square - mean @ mean.mT
 
 
-def fixed_point(A: Tensor, b: Tensor) -> Tensor:
+def _fixed_point(A: Tensor, b: Tensor) -> Tensor:
     """C [R, H, K, V] with the least sum of ``|b_x - (C - A_x C)|^2``, which then does not change with C to first order.
 
     The normal equations are solved by Newton's and Schulz' iteration: products alone, as a recorded update needs it.
@@ -87,7 +103,7 @@ def fixed_point(A: Tensor, b: Tensor) -> Tensor:
     return inverse @ (left.mT @ b).mean(1) / scale
 
 
-def shift(A: Tensor, b: Tensor, start: Tensor) -> Tensor:
+def _shift(A: Tensor, b: Tensor, start: Tensor) -> Tensor:
     """[R, H] the squared distance of the mean state after 16 letters from that after 512."""
     A, b = A.mean(1), b.mean(1)
     for _ in range(4):

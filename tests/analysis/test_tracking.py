@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ckda.analysis.representations import irreps, nearest
-from ckda.analysis.tracking import class_states, found_representation
+from ckda.analysis.tracking import class_states, exactness, found_representation
 from ckda.cli import main
 from ckda.models.tracker import build_tracker
 from ckda.tasks.groups import WordProblem
@@ -52,6 +52,16 @@ def test_matrices_that_are_nothing_are_near_nothing():
     turns = np.stack([[[np.cos(t), -np.sin(t)], [np.sin(t), np.cos(t)]] for t in angles])
     found = nearest(turns, group("S3"))
     assert found is None or found.errors.max() > 0.5
+
+
+def test_quaternions_act_exactly():
+    """The start of A5 from the theory: two heads act like a finite group before any training, two do not."""
+    torch.manual_seed(0)
+    task = WordProblem.named("A5")
+    options = {"width": 32, "heads": 4, "head_dim": 4, "beta_init": "spread", "start": "quaternions"}
+    heads = exactness(build_tracker("ckda", task, **options), task)
+    assert all(head["near"] > 0.99 and head["unturned"] < 1e-6 for head in heads[:2])
+    assert all(head["unturned"] > 0.05 for head in heads[2:])
 
 
 def by_hand():
