@@ -6,14 +6,14 @@
 #
 #   bench     milliseconds an update, one seed against three, one run against eight side by side
 #   timing    S3, Complex KDA, 1000 updates: seconds to perfect accuracy at the training length
-#   theory    A5 from the paper's construction, three seeds
-#   closure   S3 by the closure penalty and by what it is compared with, three seeds
+#   theory    A5 from the paper's construction, three seeds, with the penalty on relations and without
+#   closure   S3 by the closure penalty, that on relations and what they are compared with, three seeds
 #   ranges    S3 and S4, four range settings, three seeds, the paper's 60,000 updates: fig:group_word_problems
 #   mixers    all mixers on S3, one seed, 10,000 updates: fig:group_word_problems_baselines
 #   silu      the same with SiLU on the keys
 #   screen    S4: what might find its representation, six seeds each, 20,000 smaller updates
-#   search    S4: 24 seeds by `quarters`, which the screening found, the best three go on, with late penalties and without;
-#             MORE="+short" and the like joins more
+#   search    S4: 24 seeds by `quarters`, which the screening found, the best three go on, with the penalty on
+#             relations and without; MORE="+short" and the like joins more
 #   a5        A5 from random starts: 24 seeds, the best three go on
 #   figures   no training: figures, tables and findings from the folders of the other pieces, into OUT/figures
 #
@@ -48,16 +48,16 @@ for piece in "${pieces[@]}"; do
   case $piece in
     bench) "$python" benchmarks/tracking.py --device "${DEVICE:-cuda}" --out "$out/bench" ;;
     timing) track S3 --recipe fast ;;
-    theory) track A5 --recipe theory ;;
-    closure) track S3 --recipe closure,closure-alone,closure-strong,defect,3k ;;
+    theory) track A5 --recipe theory,theory+relations ;;
+    closure) track S3 --recipe closure,closure-alone,closure-strong,3k+relations,defect,3k ;;
     ranges) track S3 S4 --mixer ranges ;;
     mixers) track S3 --mixer all --recipe 10k --seeds 1 --together 9 ;;
     silu) track S3 --mixer all --recipe silu-keys+10k --seeds 1 --together 9 ;;
     screen)
       track S4 --recipe paper,silu,silu-keys,spread,reflections,quarters,signs,short,generators,involutions,half,homomorphism \
         --steps 20000 --batch 256 --seeds 6 --together 12 --lengths 8,16,32,64,128,512 ;;
-    search) track S4 --recipe "quarters+culled${MORE:-}+closure-late,quarters+culled${MORE:-}" ;;
-    a5) track A5 --recipe "quarters+culled${MORE:-},short+culled${MORE:-}" ;;
+    search) track S4 --recipe "quarters+culled${MORE:-}+relations,quarters+culled${MORE:-}" ;;
+    a5) track A5 --recipe "quarters+culled${MORE:-}+relations,short+culled${MORE:-}" ;;
     figures) figures ;;
     *) echo "recipes/tracking.sh: there is no piece '$piece'" >&2; exit 2 ;;
   esac
