@@ -94,8 +94,8 @@ RECIPES: dict[str, Protocol] = {
         {"steps": 30_000, "penalties": {"homomorphism": 0.1, "closure": 0.1}},
     ),
     "relations": Protocol(
-        "once the training is half over, the letters' maps of the state are pulled towards those of a finite group",
-        {"ramp": (0.55, 0.65), "penalties": {"relations": 1.0}},
+        "late in the training the letters' maps of the state are pulled towards those of a finite group",
+        {"ramp": (0.7, 0.75), "penalties": {"relations": 0.1}},
     ),
     "closure-late": Protocol(
         "the closure and orthogonality penalties once the training is half over", {"ramp": (0.5, 0.6)} | _CLOSED

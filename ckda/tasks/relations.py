@@ -11,6 +11,7 @@ __all__ = ["Inexactness", "inexactness", "relations"]
 _POWERS = (1, 2, 3, 4, 5, 6, 8, 10)
 _NEAR = 0.2  # of the state's energy: a turn by less than 26 degrees counts as none
 _DRIFT = 10.0  # its errors add up from letter to letter
+_SMALL = 1e-3
 _LETTERS = 32  # after which the states are looked at
 _RIDGE = 1e-5
 _ITERATIONS = 24
@@ -58,10 +59,13 @@ def inexactness(A: Tensor, b: Tensor, start: Tensor, pairs: Tensor) -> Inexactne
 
 
 def relations(A: Tensor, b: Tensor, start: Tensor, pairs: Tensor) -> Tensor:
-    """[R] the sum of what :func:`inexactness` finds, mean over heads. The drift counts tenfold, and by the share of pairs that
-    are near: heads that forget may write what they like."""
+    """[R] log(1 + error / 0.001), mean over heads, of the sum of what :func:`inexactness` finds.
+
+    The drift counts tenfold, and by the share of pairs that are near: heads that forget may write what they like. By the logarithm
+    heads that are nearly exact are pulled hardest, and those that never will be do not drown them.
+    """
     x = inexactness(A, b, start, pairs)
-    return (x.unturned + _DRIFT * x.near * x.drift + x.shift).mean(-1)
+    return torch.log1p((x.unturned + _DRIFT * x.near * x.drift + x.shift) / _SMALL).mean(-1)
 
 
 def _unturned(A: Tensor, spread: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
