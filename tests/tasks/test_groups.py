@@ -103,7 +103,7 @@ def test_penalties_vanish_where_they_should():
         "beta": torch.tensor([0.0, 2.0]).view(1, 2, 1),
     }
     for name in ("closure", "defect", "homomorphism", "relations"):
-        assert float(task.penalty(name, trace, y)) < (1e-8 if name == "relations" else 1e-10), name
+        assert float(task.penalty(name, trace, y)) < (1e-4 if name == "relations" else 1e-10), name
     broken = trace | {
         "o": trace["o"] * torch.rand(1, 4, 10, 1, 1),
         "A": 0.9 * trace["A"],
@@ -131,11 +131,11 @@ def test_relations_hold_for_quaternions_and_not_for_their_neighbours():
     noise = 0.01 * torch.randn(60, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     y = torch.zeros(1, 1, 1, dtype=torch.long)
     exact = trace(q, q @ C)
-    assert float(task.penalty("relations", exact, y)) < 1e-6
+    assert float(task.penalty("relations", exact, y)) < 1e-4
     assert float(task.penalty("homomorphism", exact, y)) > 0.1
     turned = torch.nn.functional.normalize(q + noise, dim=-1)
     for broken in (trace(turned, turned @ C), trace(q, q @ C + noise[:, :3]), trace(q, q @ C, 0.99 * signs)):
-        assert float(task.penalty("relations", broken, y)) > 1e-5
+        assert float(task.penalty("relations", broken, y)) > 0.01
 
 
 def test_quaternions_multiply_like_a5():
