@@ -6,7 +6,9 @@ train as one program; several runs train side by side. A finished run leaves ``N
 """
 
 import argparse
+import hashlib
 import io
+import pickle
 import sys
 import time
 from collections.abc import Sequence
@@ -88,6 +90,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=_positive, default=3, help="how many seeds, from --seed on (default: 3)")
     parser.add_argument("--steps", type=_positive, help="updates, instead of the recipe's")
     parser.add_argument("--batch", type=_positive, help="words an update, instead of the recipe's")
+    parser.add_argument(
+        "--from", dest="begin", metavar="RUN", help="begin from the weights of these seeds in a file runs/NAME.pt"
+    )
     parser.add_argument("--restarts", type=_positive, help="seeds to begin with, of which --keep go on after --cull-at")
     parser.add_argument("--keep", type=_positive, help="seeds that go on after --cull-at updates")
     parser.add_argument(
@@ -274,7 +279,28 @@ def _ensemble(args: argparse.Namespace, task: WordProblem, mixer: str, name: str
     build = partial(build_tracker, mixer, task, by_symbol=args.by_symbol, **model)
     _check_penalties(build(), recipe, task)
     seeds = tuple(range(args.seed, args.seed + num_seeds))
-    return Ensemble(build, task, recipe, seeds, device)
+    ensemble = Ensemble(build, task, recipe, seeds, device)
+    if args.begin:
+        _begin_from(ensemble, Path(args.begin))
+    return ensemble
+
+
+def _begin_from(ensemble: Ensemble, path: Path) -> None:
+    """Begin from the weights that a run left (:func:`_weights`)."""
+    try:
+        saved = torch.load(path, map_location=ensemble.device, weights_only=True)
+        missing = [seed for seed in ensemble.seeds if seed not in saved["seeds"]]
+        if missing:
+            raise ValueError(f"{path} has no seed {missing[0]}; it has {', '.join(map(str, saved['seeds']))}")
+        places = [saved["seeds"].index(seed) for seed in ensemble.seeds]
+        parameters = {name: p[places] for name, p in saved["parameters"].items()}
+        ensemble.begin_from(parameters, hashlib.sha256(path.read_bytes()).hexdigest()[:16])
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} does not exist; --from takes a file runs/NAME.pt that `ckda track` wrote") from error
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError, IndexError, OSError) as error:
+        raise ValueError(
+            f"{path} holds no weights of this group and mixer; --from takes a file runs/NAME.pt"
+        ) from error
 
 
 def _recipe(args: argparse.Namespace, name: str) -> tuple[Recipe, int]:
@@ -299,6 +325,9 @@ def _recipe(args: argparse.Namespace, name: str) -> tuple[Recipe, int]:
     return recipe, restarts or args.seeds
 
 
+_MAPS = ("A", "b", "start")
+
+
 def _check_penalties(model: Tracker, recipe: Recipe, task: WordProblem) -> None:
     """Whether the mixer has what the recipe's penalties look at."""
     if not recipe.penalties:
@@ -306,7 +335,7 @@ def _check_penalties(model: Tracker, recipe: Recipe, task: WordProblem) -> None:
     if not hasattr(model.mixer, "read"):
         raise ValueError("the recipe has penalties, but this mixer has no recurrent state to look at")
     seen = model.symbols()
-    needs = {"closure": (), "defect": ("alpha", "beta"), "homomorphism": ("A",), "relations": ("A", "b", "start")}
+    needs = {"closure": (), "defect": ("alpha", "beta"), "homomorphism": ("A",), "relations": _MAPS, "sharp": _MAPS}
     for name in recipe.penalties:
         missing = [part for part in needs[name] if part not in seen]
         if missing:

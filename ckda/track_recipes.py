@@ -94,8 +94,20 @@ RECIPES: dict[str, Protocol] = {
         {"steps": 30_000, "penalties": {"homomorphism": 0.1, "closure": 0.1}},
     ),
     "relations": Protocol(
-        "late in the training the letters' maps of the state are pulled towards those of a finite group",
-        {"ramp": (0.7, 0.75), "penalties": {"relations": 0.1}},
+        "once the training is half over, the letters' maps of the state are pulled towards those of a finite group",
+        {"ramp": (0.55, 0.65), "penalties": {"relations": 1.0}},
+    ),
+    "sharpen": Protocol(
+        "500 updates of 256 words of length 32 from trained weights (--from), pulled harder the nearer a head is to a finite group",
+        {
+            "steps": 500,
+            "batch": 256,
+            "curriculum": (32,),
+            "lr_muon": 0.01,
+            "lr_adamw": 2.5e-3,
+            "ramp": (0.0, 0.0),
+            "penalties": {"sharp": 0.1},
+        },
     ),
     "closure-late": Protocol(
         "the closure and orthogonality penalties once the training is half over", {"ramp": (0.5, 0.6)} | _CLOSED

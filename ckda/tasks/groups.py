@@ -143,13 +143,14 @@ class WordProblem:
         return cross_entropy(logits.flatten(0, 2), y.flatten(), reduction="none").view_as(y).mean((1, 2))
 
     def penalty(self, name: str, trace: dict[str, Tensor], y: Tensor) -> Tensor:
-        """[R] one of four, from the model's trace (:meth:`ckda.models.tracker.Tracker.forward`):
+        """[R] one of five, from the model's trace (:meth:`ckda.models.tracker.Tracker.forward`):
 
         closure        equal input and product, equal readout (:func:`ckda.tasks.closure.closure`), each head
         defect         mean of 1 - alpha^2 plus mean of beta (2 - beta): zero exactly where transitions are orthogonal
         homomorphism   |A_x A_y - A_xy|_F^2 / K over all pairs of elements, mean over heads: zero exactly where the
                        transitions of the elements multiply like the elements
         relations      the letters move the state like a finite group, whichever (:func:`ckda.tasks.relations.relations`)
+        sharp          the same by the logarithm of each head's error
         """
         if name == "closure":
             o, x, y = (t[:, :_PENALTY_WORDS] for t in (trace["o"], trace["x"], y))
@@ -164,10 +165,12 @@ class WordProblem:
             products = A.unsqueeze(3) @ A.unsqueeze(2)  # [R, H, n, n, K, K]
             images = A.index_select(2, table.flatten()).unflatten(2, table.shape)
             return (products - images).square().sum((-2, -1)).flatten(1).mean(1) / A.shape[-1]
-        if name == "relations":
+        if name in ("relations", "sharp"):
             A, b, start = (trace[part] for part in ("A", "b", "start"))
-            return relations(A, b, start, self._tensor("pairs", A.device))
-        raise ValueError(f"there is no penalty {name!r}; there are 'closure', 'defect', 'homomorphism' and 'relations'")
+            return relations(A, b, start, self._tensor("pairs", A.device), name == "sharp")
+        raise ValueError(
+            f"there is no penalty {name!r}; there are 'closure', 'defect', 'homomorphism', 'relations' and 'sharp'"
+        )
 
     def key(self) -> dict[str, Any]:
         """The group, its letters and what they mean."""

@@ -58,14 +58,18 @@ def inexactness(A: Tensor, b: Tensor, start: Tensor, pairs: Tensor) -> Inexactne
     return Inexactness(unturned, near, drift, _shift(A, b, start) / energy)
 
 
-def relations(A: Tensor, b: Tensor, start: Tensor, pairs: Tensor) -> Tensor:
-    """[R] log(1 + error / 0.001), mean over heads, of the sum of what :func:`inexactness` finds.
+def relations(A: Tensor, b: Tensor, start: Tensor, pairs: Tensor, sharp: bool = False) -> Tensor:
+    """[R] the sum of what :func:`inexactness` finds, mean over heads.
 
-    The drift counts tenfold, and by the share of pairs that are near: heads that forget may write what they like. By the logarithm
-    heads that are nearly exact are pulled hardest, and those that never will be do not drown them.
+    The drift counts tenfold, and by the share of pairs that are near: heads that forget may write what they like.
+
+    Args:
+        sharp: log(1 + error / 0.001) of each head instead: those that are nearly exact are pulled hardest, and those that never
+            will be do not drown them.
     """
     x = inexactness(A, b, start, pairs)
-    return torch.log1p((x.unturned + _DRIFT * x.near * x.drift + x.shift) / _SMALL).mean(-1)
+    error = x.unturned + _DRIFT * x.near * x.drift + x.shift
+    return (torch.log1p(error / _SMALL) if sharp else error).mean(-1)
 
 
 def _unturned(A: Tensor, spread: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:

@@ -56,6 +56,7 @@ class Ensemble:
     ):
         self.task, self.recipe, self.device, self.step = task, recipe, device, 0
         self.all_seeds = self.seeds = tuple(seeds)  #: those begun with, and those still trained
+        self.began_from = ""  #: which trained parameters it began from, if any
         models = []
         for seed in seeds:
             with torch.random.fork_rng(devices=[]):
@@ -223,11 +224,22 @@ class Ensemble:
 
     def key(self) -> dict[str, Any]:
         """What a checkpoint must agree on to be resumed."""
-        return {"recipe": {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self.recipe).items()}} | {
-            "seeds": list(self.all_seeds),
-            "task": self.task.key(),
-            "model": repr(self.skeleton),
-        }
+        return (
+            {"recipe": {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self.recipe).items()}}
+            | {
+                "seeds": list(self.all_seeds),
+                "task": self.task.key(),
+                "model": repr(self.skeleton),
+            }
+            | ({"began_from": self.began_from} if self.began_from else {})
+        )
+
+    @torch.no_grad()
+    def begin_from(self, parameters: dict[str, Tensor], name: str) -> None:
+        """Put trained parameters, [R, ...] each, in the place of the initial ones; `name` tells them from others."""
+        for key, p in self.parameters.items():
+            p.copy_(parameters[key])
+        self.began_from = name
 
     def save(self, path: str | Path) -> None:
         """Write everything an exact resume needs, whole; only tensors, numbers and strings."""

@@ -102,14 +102,14 @@ def test_penalties_vanish_where_they_should():
         "alpha": torch.tensor([1.0, -1.0]).view(1, 2, 1, 1),
         "beta": torch.tensor([0.0, 2.0]).view(1, 2, 1),
     }
-    for name in ("closure", "defect", "homomorphism", "relations"):
-        assert float(task.penalty(name, trace, y)) < (1e-4 if name == "relations" else 1e-10), name
+    for name in ("closure", "defect", "homomorphism", "relations", "sharp"):
+        assert float(task.penalty(name, trace, y)) < {"relations": 1e-8, "sharp": 1e-4}.get(name, 1e-10), name
     broken = trace | {
         "o": trace["o"] * torch.rand(1, 4, 10, 1, 1),
         "A": 0.9 * trace["A"],
         "alpha": 0.9 * trace["alpha"],
     }
-    for name in ("closure", "defect", "homomorphism", "relations"):
+    for name in ("closure", "defect", "homomorphism", "relations", "sharp"):
         assert float(task.penalty(name, broken, y)) > 1e-3, name
     with pytest.raises(ValueError, match="no penalty 'beauty'"):
         task.penalty("beauty", trace, y)
@@ -131,11 +131,11 @@ def test_relations_hold_for_quaternions_and_not_for_their_neighbours():
     noise = 0.01 * torch.randn(60, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     y = torch.zeros(1, 1, 1, dtype=torch.long)
     exact = trace(q, q @ C)
-    assert float(task.penalty("relations", exact, y)) < 1e-4
+    assert float(task.penalty("relations", exact, y)) < 1e-6
     assert float(task.penalty("homomorphism", exact, y)) > 0.1
     turned = torch.nn.functional.normalize(q + noise, dim=-1)
     for broken in (trace(turned, turned @ C), trace(q, q @ C + noise[:, :3]), trace(q, q @ C, 0.99 * signs)):
-        assert float(task.penalty("relations", broken, y)) > 0.01
+        assert float(task.penalty("relations", broken, y)) > 1e-5
 
 
 def test_quaternions_multiply_like_a5():

@@ -46,6 +46,20 @@ def test_every_recipe_runs(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["runs"]["A5-ckda+theory"]["recipe"]["steps"] == 10
 
 
+def test_training_goes_on_from_weights(tmp_path, capsys):
+    first = [*SMOKE, "S3", "--recipe", "relations", "--seeds", "2", "--out", str(tmp_path / "first"), "--json"]
+    assert main(first) == 0
+    weights = tmp_path / "first/runs/S3-ckda+relations.pt"
+    again = [*SMOKE, "S3", "--recipe", "sharpen", "--from", str(weights), "--out", str(tmp_path / "on"), "--json"]
+    assert main([*again, "--seeds", "1", "--seed", "1"]) == 0
+    on = json.loads(capsys.readouterr().out.split("\n}\n", 1)[1])["runs"]["S3-ckda+sharpen"]
+    assert len(on["key"]["began_from"]) == 16
+    with pytest.raises(SystemExit, match="has no seed 2; it has 0, 1"):
+        main([*again, "--seeds", "3"])
+    with pytest.raises(SystemExit, match="no weights of this group and mixer"):
+        main([*again, "S4", "--seeds", "1"])
+
+
 def without_times(result):
     return {
         name: {k: v for k, v in run.items() if k not in ("train_seconds", "environment")}
@@ -119,6 +133,7 @@ def test_a_damaged_record_is_made_anew(tmp_path, capsys):
         (["--recipe", "theory"], "not isomorphic to A5"),
         (["--mixer", "kda", "--recipe", "reflections"], "beta_init is 'spread'|needs Complex KDA"),
         (["--restarts", "4"], "without --keep"),
+        (["--from", "nothing.pt"], "nothing.pt does not exist"),
     ],
 )
 def test_mistakes_get_a_clear_message(tmp_path, options, says):
