@@ -52,8 +52,9 @@ def test_training_goes_on_from_weights(tmp_path, capsys):
     weights = tmp_path / "first/runs/S3-ckda+relations.pt"
     again = [*SMOKE, "S3", "--recipe", "sharpen", "--from", str(weights), "--out", str(tmp_path / "on"), "--json"]
     assert main([*again, "--seeds", "1", "--seed", "1"]) == 0
-    on = json.loads(capsys.readouterr().out.split("\n}\n", 1)[1])["runs"]["S3-ckda+sharpen"]
-    assert len(on["key"]["began_from"]) == 16
+    record = json.loads((tmp_path / "on/runs/S3-ckda+sharpen.json").read_text())
+    assert len(record["key"]["began_from"]) == 16
+    capsys.readouterr()
     with pytest.raises(SystemExit, match="has no seed 2; it has 0, 1"):
         main([*again, "--seeds", "3"])
     with pytest.raises(SystemExit, match="no weights of this group and mixer"):
