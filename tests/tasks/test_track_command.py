@@ -50,15 +50,15 @@ def test_training_goes_on_from_weights(tmp_path, capsys):
     first = [*SMOKE, "S3", "--recipe", "relations", "--seeds", "2", "--out", str(tmp_path / "first"), "--json"]
     assert main(first) == 0
     weights = tmp_path / "first/runs/S3-ckda+relations.pt"
-    again = [*SMOKE, "S3", "--recipe", "sharpen", "--from", str(weights), "--out", str(tmp_path / "on"), "--json"]
-    assert main([*again, "--seeds", "1", "--seed", "1"]) == 0
+    again = ["--recipe", "sharpen", "--from", str(weights), "--out", str(tmp_path / "on"), "--json"]
+    assert main([*SMOKE, "S3", *again, "--seeds", "1", "--seed", "1"]) == 0
     record = json.loads((tmp_path / "on/runs/S3-ckda+sharpen.json").read_text())
     assert len(record["key"]["began_from"]) == 16
     capsys.readouterr()
     with pytest.raises(SystemExit, match="has no seed 2; it has 0, 1"):
-        main([*again, "--seeds", "3"])
+        main([*SMOKE, "S3", *again, "--seeds", "3"])
     with pytest.raises(SystemExit, match="no weights of this group and mixer"):
-        main([*again, "S4", "--seeds", "1"])
+        main([*SMOKE, "S4", *again, "--seeds", "1"])
 
 
 def without_times(result):
