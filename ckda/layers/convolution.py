@@ -12,7 +12,6 @@ Tokens before the first are those of `past`, or zero; in packed sequences they a
 Legend: B batch, T time, D channels, S taps, N packed sequences.
 """
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -20,10 +19,9 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from ckda.ops.custom import other_derivative
+from ckda.ops.triton import HAS_TRITON
 
 __all__ = ["has_kernel", "position_in_sequence", "short_convolution", "torch_backward", "torch_forward"]
-
-_HAS_TRITON = find_spec("triton") is not None
 
 
 def position_in_sequence(cu_seqlens: Tensor, T: int) -> Tensor:
@@ -83,7 +81,7 @@ def torch_backward(
 def has_kernel(x: Tensor) -> bool:
     """Whether the kernels serve an input like x; a compiled program makes its own."""
     compiling = torch.compiler.is_compiling()
-    return x.is_cuda and _HAS_TRITON and x.dtype != torch.float64 and not compiling
+    return x.is_cuda and HAS_TRITON and x.dtype != torch.float64 and not compiling
 
 
 def _kernels() -> Any:

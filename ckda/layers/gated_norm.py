@@ -9,17 +9,15 @@ With xhat = o * rstd, rstd = (mean(o^2) + eps)^-1/2, s = sigmoid(gate), the grad
 Legend: G groups of rows with a weight each (the replicas of a vmap), N rows a group, V width.
 """
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ckda.ops.custom import other_derivative
+from ckda.ops.triton import HAS_TRITON
 
 __all__ = ["gated_norm", "torch_backward", "torch_forward", "torch_gated_norm"]
-
-_HAS_TRITON = find_spec("triton") is not None
 
 
 def torch_gated_norm(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Tensor:
@@ -56,7 +54,7 @@ def _kernels() -> Any:
 
 
 def _by_kernel(o: Tensor) -> bool:
-    return o.is_cuda and _HAS_TRITON and o.dtype != torch.float64 and o.shape[-1] <= 8192
+    return o.is_cuda and HAS_TRITON and o.dtype != torch.float64 and o.shape[-1] <= 8192
 
 
 @torch.library.custom_op("ckda::gated_norm", mutates_args=())

@@ -3,7 +3,6 @@
 With s = sigmoid(a), the gradients are ``da = dy b s (1 + a (1 - s))`` and ``db = dy a s``, in float32.
 """
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -11,10 +10,9 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from ckda.ops.custom import other_derivative
+from ckda.ops.triton import HAS_TRITON
 
 __all__ = ["swiglu", "torch_backward"]
-
-_HAS_TRITON = find_spec("triton") is not None
 
 
 def torch_backward(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -27,7 +25,7 @@ def torch_backward(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 def _kernels(a: Tensor) -> Any:
     """The kernels' module where they serve an input like a, or None."""
-    if not (a.is_cuda and _HAS_TRITON and a.dtype != torch.float64):
+    if not (a.is_cuda and HAS_TRITON and a.dtype != torch.float64):
         return None
     from ckda.layers import swiglu_kernels
 

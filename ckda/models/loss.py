@@ -7,17 +7,16 @@ For tokens with hidden states h [N, d], weight W [V, d] and labels y [N], with l
 so the gradient of the logits is known as soon as the logits are: the forward pass computes dh and dW and drops the chunk.
 """
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ckda.layers.parts import autocast_dtype
+from ckda.ops.triton import HAS_TRITON
 
 __all__ = ["IGNORED", "linear_cross_entropy", "next_token_labels"]
 
-_HAS_TRITON = find_spec("triton") is not None
 
 #: the label of a token that does not count
 IGNORED = -100
@@ -114,7 +113,7 @@ def _chunk(logits: Tensor, labels: Tensor, needs: bool) -> tuple[Tensor, Tensor]
     """
     if (
         logits.device.type == "cuda"
-        and _HAS_TRITON
+        and HAS_TRITON
         and logits.dtype != torch.float64
         and not torch.compiler.is_compiling()
     ):
