@@ -224,15 +224,13 @@ class Ensemble:
 
     def key(self) -> dict[str, Any]:
         """What a checkpoint must agree on to be resumed."""
-        return (
-            {"recipe": {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self.recipe).items()}}
-            | {
-                "seeds": list(self.all_seeds),
-                "task": self.task.key(),
-                "model": repr(self.skeleton),
-            }
-            | ({"began_from": self.began_from} if self.began_from else {})
-        )
+        key = {
+            "recipe": {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self.recipe).items()},
+            "seeds": list(self.all_seeds),
+            "task": self.task.key(),
+            "model": repr(self.skeleton),
+        }
+        return key | ({"began_from": self.began_from} if self.began_from else {})
 
     @torch.no_grad()
     def begin_from(self, parameters: dict[str, Tensor], name: str) -> None:
