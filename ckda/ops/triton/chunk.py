@@ -46,6 +46,11 @@ class Plan(NamedTuple):
         return self.dtype in FAST
 
     @property
+    def segments(self) -> range:
+        """The segments of a sequence."""
+        return range(self.num_segments)
+
+    @property
     def slots(self) -> int:
         """The chunks of the whole call."""
         return self.NC if self.packed else self.B * self.NC
@@ -157,9 +162,10 @@ class Saved(NamedTuple):
     start: Tensor  #: float32 [slots, HV, K]
     end: Tensor
     y: Tensor  #: [B, T, HV, V]
+    y_low: Tensor  #: what its rounding left; empty where y is float32
     states: Tensor  #: [slots, HV, V, K]
     transitions: (
-        Tensor  #: float32 [B, num_segments - 1, HV, K, K] of the segments but the first; empty where there is one
+        Tensor  #: float32 [B, num_segments - 2, HV, K, K] of the segments but the first and the last; may be empty
     )
 
 
@@ -167,7 +173,7 @@ def _empty_saved(call: Call, p: Plan) -> Saved:
     def empty(*shape: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=call.v.device)
 
-    keys, square = (p.B, p.T, p.HV, p.K), (p.B, p.T, p.HV, p.C)
+    keys, values, square = ((p.B, p.T, p.HV, n) for n in (p.K, p.V, p.C))
     f32 = torch.float32
     return Saved(
         q_forward=empty(*keys, dtype=p.work_dtype),
@@ -182,9 +188,10 @@ def _empty_saved(call: Call, p: Plan) -> Saved:
         forward=empty(*(keys if _keeps_forward(call, p) else (0,)), dtype=p.work_dtype),
         start=empty(p.slots, p.HV, p.K, dtype=f32),
         end=empty(p.slots, p.HV, p.K, dtype=f32),
-        y=empty(p.B, p.T, p.HV, p.V, dtype=p.work_dtype),
+        y=empty(*values, dtype=p.work_dtype),
+        y_low=empty(*(values if p.split else (0,)), dtype=p.work_dtype),
         states=empty(p.slots, p.HV, p.V, p.K, dtype=p.work_dtype),
-        transitions=empty(p.B, p.num_segments - 1, p.HV, p.K, p.K, dtype=f32),
+        transitions=empty(p.B, max(p.num_segments - 2, 0), p.HV, p.K, p.K, dtype=f32),
     )
 
 
@@ -193,7 +200,7 @@ def saved_like(call: Call) -> list[Tensor]:
     return [*_empty_saved(call, plan(call))]
 
 
-def _state_arguments(p: Plan, x: Saved, where: _Chunks, call: Call) -> dict[str, Any]:
+def _state_arguments(p: Plan, x: Saved, where: _Chunks, call: Call, segments: range) -> dict[str, Any]:
     """What both passes over the chunks read."""
     return {
         "p_q_forward": x.q_forward,
@@ -214,7 +221,8 @@ def _state_arguments(p: Plan, x: Saved, where: _Chunks, call: Call) -> dict[str,
         "T": p.T,
         "NC": p.NC,
         "SEGMENT": p.segment,
-        "NUM_SEGMENTS": p.num_segments,
+        "FIRST_SEGMENT": segments.start,
+        "NUM_SEGMENTS": len(segments),
         "HV": p.HV,
         "K": p.K,
         "BK": power_of_two(p.K),
@@ -269,14 +277,17 @@ def _state(
     o: Tensor | None,
     final: Tensor | None,
     summary: str = "none",
+    segments: range | None = None,
 ) -> Launch:
     V = p.K if summary == "transition" else p.V
     BV = _value_block(p, V)
-    arguments = _state_arguments(p, x, where, call) | {
+    segments = segments or p.segments
+    arguments = _state_arguments(p, x, where, call, segments) | {
         "p_v": call.v.contiguous(),
         "p_initial": initial,
         "p_o": o,
         "p_y": x.y,
+        "p_y_low": x.y_low,
         "p_states": x.states,
         "p_final": final,
         "V": V,
@@ -285,28 +296,39 @@ def _state(
         "STORE_FINAL": final is not None,
         "SUMMARY": summary,
     }
-    return Launch(state_kernel, (-(-V // BV) * p.HV * p.N * p.num_segments,), arguments, num_warps=4)
+    return Launch(state_kernel, (-(-V // BV) * p.HV * p.N * len(segments),), arguments, num_warps=4)
 
 
-def _carry(p: Plan, matrices: Tensor, offsets: Tensor, start: Tensor) -> Tensor:
-    """float32 [B, num_segments, HV, K, V]: start, then matrices[s] @ previous + offsets[s].
+def _carry(matrices: Tensor, offsets: Tensor) -> Tensor:
+    """float32 [B, n, HV, K, V]: offsets[:, 0], then matrices[:, s] @ previous + offsets[:, s + 1].
 
-    Carried in float64, which neither TF32 nor autocast reaches.
+    Carried in float64, which neither TF32 nor autocast reaches, by one product a segment.
     """
-    state, states = start.double(), [start]
-    for s in range(p.num_segments - 1):
-        state = torch.matmul(matrices[:, s].double(), state) + offsets[:, s]
-        states.append(state.float())
-    return torch.stack(states, 1)
+    M, states = (x.transpose(0, 1).double().flatten(1, 2) for x in (matrices, offsets))
+    for s in range(len(M)):
+        states[s + 1].baddbmm_(M[s], states[s])
+    return states.float().unflatten(1, (len(offsets), -1)).transpose(0, 1)
 
 
-def _segment_starts(call: Call, p: Plan, x: Saved, where: _Chunks) -> tuple[Tensor, Tensor]:
-    """The exact state at the start of every segment [B * num_segments, HV, K, V], and the transitions of all segments."""
-    offsets = call.v.new_empty(p.B, p.num_segments, p.HV, p.K, p.V, dtype=torch.float32)
-    transitions = call.v.new_empty(p.B, p.num_segments, p.HV, p.K, p.K, dtype=torch.float32)
-    _state(call, p, x, where, None, None, offsets, "offset")()
-    _state(call, p, x, where, None, None, transitions, "transition")()
-    return _carry(p, transitions, offsets, call.start_state()).flatten(0, 1), transitions
+def _inner(call: Call, p: Plan) -> Tensor:
+    """float32 zeros [B, num_segments - 1, HV, K, V], for all segments but one."""
+    return call.v.new_zeros(p.B, p.num_segments - 1, p.HV, p.K, p.V, dtype=torch.float32)
+
+
+def _segment_starts(call: Call, p: Plan, x: Saved, where: _Chunks) -> Tensor:
+    """The exact state at the start of every segment [B * num_segments, HV, K, V].
+
+    The first segment's end comes from its own run; the segments after it but the last need their transitions.
+    """
+    offsets, last = _inner(call, p), p.num_segments - 1
+    given, initial = call.start_state(), None
+    if call.initial_state is not None:
+        initial = _inner(call, p)
+        initial[:, 0] = given
+    _state(call, p, x, where, initial, None, offsets, "offset", range(last))()
+    if last > 1:
+        _state(call, p, x, where, None, None, x.transitions, "transition", range(1, last))()
+    return torch.cat([given.unsqueeze(1), _carry(x.transitions, offsets)], 1).flatten(0, 1)
 
 
 def launches(call: Call) -> list[Launch]:
@@ -340,8 +362,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor, list[Tensor]]:
     del G
     initial = None if call.initial_state is None else call.start_state().contiguous()
     if p.num_segments > 1:
-        initial, transitions = _segment_starts(call, p, x, where)
-        x.transitions.copy_(transitions[:, 1:])
+        initial = _segment_starts(call, p, x, where)
     final = call.v.new_empty(p.N * p.num_segments, p.HV, p.K, p.V, dtype=torch.float32)
     o = torch.empty_like(call.v, memory_format=torch.contiguous_format)
     _state(call, p, x, where, initial, o, final)()
@@ -357,9 +378,11 @@ def _reverse(
     dfinal: Tensor | None,
     dinitial: Tensor | None,
     outputs: dict[str, Any],
+    segments: range | None = None,
 ) -> Launch:
     BV = _reverse_block(p)
-    arguments = _state_arguments(p, x, where, call) | {
+    segments = segments or p.segments
+    arguments = _state_arguments(p, x, where, call, segments) | {
         "p_do": do,
         "p_y": x.y,
         "p_dfinal": dfinal,
@@ -375,18 +398,20 @@ def _reverse(
         "STORE_DUY": outputs.get("p_duy") is not None,
         "SUMMARY": not outputs,
     }
-    grid = (-(-p.V // BV) * p.HV * p.N * p.num_segments,)
+    grid = (-(-p.V // BV) * p.HV * p.N * len(segments),)
     num_stages = 3 if p.split and p.K <= 128 else 2  # a third would not fit into the 99 KiB of sm_89 elsewhere
     return Launch(reverse_kernel, grid, arguments | outputs, num_warps=4, num_stages=num_stages)
 
 
 def _segment_ends(call: Call, p: Plan, x: Saved, where: _Chunks, do: Tensor, dfinal: Tensor | None) -> Tensor:
     """The gradient of the state after every segment, [B * num_segments, HV, K, V]: the adjoint of :func:`_segment_starts`."""
-    offsets = call.v.new_empty(p.B, p.num_segments, p.HV, p.K, p.V, dtype=torch.float32)
-    _reverse(call, p, x, where, do, None, offsets, {})()
-    end = call.zero_state() if dfinal is None else dfinal.float()
-    backwards = _carry(p, x.transitions.mT.flip(1), offsets.flip(1), end)
-    return backwards.flip(1).flatten(0, 1).contiguous()
+    offsets, given = _inner(call, p), call.zero_state().float() if dfinal is None else dfinal
+    if dfinal is not None:
+        dfinal = _inner(call, p)
+        dfinal[:, -1] = given
+    _reverse(call, p, x, where, do, dfinal, offsets, {}, range(1, p.num_segments))()
+    carried = _carry(x.transitions.mT.flip(1), offsets.flip(1)).flip(1)
+    return torch.cat([carried, given.unsqueeze(1)], 1).flatten(0, 1)
 
 
 def _empty_duy(call: Call, p: Plan) -> Tensor | None:
@@ -430,14 +455,15 @@ def _pair(
         "HV": p.HV,
         "V": p.V,
         "NV": -(-p.V // _reverse_block(p)),
-        "BV": min(64, power_of_two(p.V)),
+        "BV": 64 if p.V > 64 else min(32, power_of_two(p.V)),
         "C": p.C,
         "BETA_RANGE": call.beta_range or 0,
+        "SPLIT": p.split,
         "DOT": _dot(p.dtype),
         "PACKED": p.packed,
     }
-    arguments |= {f"p_{name}": getattr(x, name) for name in ("G", "rho", "norms", "y")}
-    arguments |= {name: out[name] for name in ("p_D", "p_dA", "p_scalars", "p_dbeta")}
+    arguments |= {f"p_{name}": getattr(x, name) for name in ("G", "rho", "norms", "y", "y_low")}
+    arguments |= {name: out[name] for name in ("p_D", "p_dA", "p_dA_low", "p_scalars", "p_dbeta")}
     return Launch(pair_kernel, (p.slots, p.HV), arguments, num_warps=1 if p.split else 2)
 
 
@@ -478,10 +504,10 @@ def _gradient(call: Call, p: Plan, x: Saved, where: _Chunks, out: dict[str, Any]
     for name in ("p_beta", "BETA_RANGE"):
         del arguments[name]
     BK, num_warps = (64, 4) if recover and p.K > 32 else (min(32, power_of_two(p.K)), 2)
-    arguments |= {"p_starts": where.starts, "p_ends": where.ends, "BK": BK, "RECOVER": recover}
+    arguments |= {"p_starts": where.starts, "p_ends": where.ends, "BK": BK, "SPLIT": p.split, "RECOVER": recover}
     read = ("rho", "norms", "q_forward", "k_forward", "k_back", "forward", "end")
     arguments |= {f"p_{name}": getattr(x, name) for name in read}
-    used = ("p_D", "p_dA", "p_scalars", "p_S_do", "p_S_dr", "p_dS_u", "p_through")
+    used = ("p_D", "p_dA", "p_dA_low", "p_scalars", "p_S_do", "p_S_dr", "p_dS_u", "p_through")
     arguments |= {name: out[name] for name in (*used, "p_dq", "p_dk", "p_dg", "p_dlog_rate", "p_dbias")}
     return Launch(gradient_kernel, (-(-p.K // BK) * p.slots, p.HV), arguments, num_warps=num_warps)
 
@@ -513,6 +539,7 @@ def _gradient_outputs(call: Call, p: Plan) -> dict[str, Any]:
         "p_through": torch.empty(p.slots, p.HV, p.K, dtype=torch.float32, device=device),
         "p_D": torch.empty(p.B, p.T, p.HV, p.C, dtype=p.work_dtype, device=device),
         "p_dA": torch.empty(p.B, p.T, p.HV, p.C, dtype=p.work_dtype, device=device),
+        "p_dA_low": torch.empty((p.B, p.T, p.HV, p.C) if p.split else (0,), dtype=p.work_dtype, device=device),
         "p_scalars": torch.empty(3, p.B, p.T, p.HV, dtype=torch.float32, device=device),
         "p_dbeta": torch.empty(p.B, p.T, p.HV, dtype=call.beta.dtype, device=device),
         "p_dlog_rate": parts(call.A_log),

@@ -30,12 +30,13 @@ from ckda.ops.triton.tile import (
     chunk_place,
     dot,
     dot_left_split,
+    dot_right_split,
     dot_split,
     gate_gradient,
     in_registers,
     learning_rate,
     operand,
-    token_sums,
+    sums_from,
     unbounded_decays,
     widened,
 )
@@ -68,6 +69,7 @@ def reverse_kernel(
     T,
     NC,
     SEGMENT,
+    FIRST_SEGMENT,
     NUM_SEGMENTS,
     HV: tl.constexpr,
     K: tl.constexpr,
@@ -87,7 +89,9 @@ def reverse_kernel(
 ):
     """The gradient of the state from chunk to chunk, backwards; SUMMARY: only that of the segment's initial state."""
     i_v, i_hv, i_n = state_place(HV, NV)
-    begin, end, first, num = sequence_place(p_cu_seqlens, p_first, i_n, T, NC, SEGMENT, NUM_SEGMENTS, C, PACKED)
+    begin, end, first, num = sequence_place(
+        p_cu_seqlens, p_first, i_n, T, NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS, C, PACKED
+    )
     b_index = tl.arange(0, C)
     b_channel = tl.arange(0, BK)
     b_value = i_v * BV + tl.arange(0, BV)
@@ -192,11 +196,13 @@ def pair_kernel(
     p_norms,  # [3, B * T, HV]
     p_o,  # [B * T, HV, V]
     p_y,  # [B * T, HV, V]
+    p_y_low,  # [B * T, HV, V] what its rounding left, where SPLIT
     p_do,  # [B * T, HV, V]
     p_dv,  # [B * T, HV, V] |k| dr
     p_duy,  # [B * T, HV, NV], where beta is given
     p_D,  # out [B * T, HV, C] strictly lower
     p_dA,  # out [B * T, HV, C] strictly lower
+    p_dA_low,  # out [B * T, HV, C] what its rounding left, where SPLIT
     p_scalars,  # out float32 [3, B * T, HV] dA_ii, q . dq, k . dk / |k|^2
     p_dbeta,  # out [B * T, HV]
     T,
@@ -208,12 +214,14 @@ def pair_kernel(
     BV: tl.constexpr,
     C: tl.constexpr,
     BETA_RANGE: tl.constexpr,
+    SPLIT: tl.constexpr,
     DOT: tl.constexpr,
     PACKED: tl.constexpr,
 ):
     """The products of a chunk's tokens over the values, and dbeta.
 
-    That of a logit is (1 - beta / BETA_RANGE) beta dbeta, and beta dbeta = dr . y; a given beta may be zero: the longer way.
+    beta dbeta = dr . y, and the gradient of a logit is (1 - beta / BETA_RANGE) times that; a given beta may be zero: the longer way
+    then, whose terms cancel where keys repeat.
     What the norms' backward needs is found here too: q . dq = o . do, since o is linear in q, and k . dk = (2 y - |k| v) . dr, of
     which the row gives (y - |k| v) . dr and the column u . du.
     """
@@ -245,6 +253,10 @@ def pair_kernel(
         b_D += dot(b_dv, tl.trans(b_y), DOT)
         b_dA += dot(b_do, tl.trans(b_y), DOT)
         b_wide_y, b_wide_do = b_y.to(tl.float32), b_do.to(tl.float32)
+        if SPLIT:
+            b_y_low = tl.load(p_y_low + line * V + o_value, mask=m_out, other=0.0)
+            b_dA += dot(b_do, tl.trans(b_y_low), DOT)
+            b_wide_y += b_y_low.to(tl.float32)
         b_diagonal += tl.sum(b_wide_do * b_wide_y, 1)
         b_q_dq += tl.sum(b_wide_do * b_o, 1)
         b_wide_dv = b_dv.to(tl.float32)
@@ -256,7 +268,11 @@ def pair_kernel(
     b_D = tl.where(m_lower, b_D / b_length[:, None], 0.0)
     b_dA = tl.where(m_lower, b_dA * b_rho[None, :], 0.0)
     tl.store(p_D + line * C + o_square, operand(b_D, DOT), mask=m_token[:, None])
-    tl.store(p_dA + line * C + o_square, operand(b_dA, DOT), mask=m_token[:, None])
+    b_dA_high = operand(b_dA, DOT)
+    tl.store(p_dA + line * C + o_square, b_dA_high, mask=m_token[:, None])
+    if SPLIT:
+        b_dA_low = operand(b_dA - b_dA_high.to(tl.float32), DOT)
+        tl.store(p_dA_low + line * C + o_square, b_dA_low, mask=m_token[:, None])
     tl.store(p_scalars + line + b_line, b_diagonal * b_rho, mask=m_token)
     tl.store(p_scalars + num_lines + line + b_line, b_q_dq, mask=m_token)
     tl.store(p_scalars + 2 * num_lines + line + b_line, (2.0 * b_y_dv / b_length - b_v_dv) / b_norm2, mask=m_token)
@@ -267,7 +283,8 @@ def pair_kernel(
         b_dbeta = -tl.sum(b_D * tl.load(p_G + line * C + o_square, mask=m_token[:, None], other=0.0), 0)
         for i in tl.static_range(NV):
             b_dbeta += tl.load(p_duy + line * NV + b_line * NV + i, mask=m_token, other=0.0)
-        b_dbeta /= b_norm2
+        b_some = tl.abs(b_rho) > 1e-12
+        b_dbeta = tl.where(b_some, b_y_dv / b_length / tl.where(b_some, b_rho, 1.0), b_dbeta) / b_norm2
     tl.store(p_dbeta + line + b_line, b_dbeta, mask=m_token)
 
 
@@ -362,6 +379,7 @@ def gradient_kernel(
     p_end,  # [B * NC, HV, K]
     p_D,  # [B * T, HV, C]
     p_dA,  # [B * T, HV, C]
+    p_dA_low,  # [B * T, HV, C] what its rounding left, where SPLIT
     p_scalars,  # [3, B * T, HV] dA_ii, q . dq, k . dk / |k|^2
     p_S_do,  # [B * T, HV, K] by `contract_kernel`; may be p_dq
     p_S_dr,  # may be p_dk
@@ -388,6 +406,7 @@ def gradient_kernel(
     NORMALIZE: tl.constexpr,
     BOUNDED: tl.constexpr,
     WIDE: tl.constexpr,
+    SPLIT: tl.constexpr,
     RECOVER: tl.constexpr,  # q, k and their decays from what the forward pass kept, not from the raw inputs
     DOT: tl.constexpr,
     PACKED: tl.constexpr,
@@ -415,6 +434,9 @@ def gradient_kernel(
     o_square = b_line[:, None] * C + b_index[None, :]
     b_D = tl.load(p_D + line * C + o_square, mask=m_token[:, None], other=0.0)
     b_dA = tl.load(p_dA + line * C + o_square, mask=m_token[:, None], other=0.0)
+    b_dA_low = b_dA
+    if SPLIT:
+        b_dA_low = tl.load(p_dA_low + line * C + o_square, mask=m_token[:, None], other=0.0)
     b_dq = tl.load(p_S_do + line * K + o_g, mask=m_tile, other=0.0)
     b_dk = tl.load(p_S_dr + line * K + o_g, mask=m_tile, other=0.0)
     b_dk_end = tl.load(p_dS_u + line * K + o_g, mask=m_tile, other=0.0)
@@ -462,21 +484,19 @@ def gradient_kernel(
         b_dk -= dot(b_key_rho, tl.trans(b_D), DOT)
         b_column = dot(b_kf, b_D, DOT)
         b_dlog = b_row * b_dk + b_key_rho.to(tl.float32) * b_column
-        b_dk_end += dot(b_qf, b_dA, DOT)
+        b_dk_end += dot_right_split(b_qf, b_dA, b_dA_low, DOT)
         b_dlog -= b_key * b_dk_end
         b_dk_end -= b_rho[None, :] * b_column
-        b_dq += dot(b_kb, tl.trans(b_dA), DOT)
+        b_dq += dot_right_split(b_kb, tl.trans(b_dA), tl.trans(b_dA_low), DOT)
         b_dlog += b_query * b_dq
     else:
         b_dq, b_dk, b_dlog, b_reach = _unbounded_gradients(
-            b_q, b_k, b_log, b_negative, b_dA, b_D, b_rho, b_dq, b_dk, b_dk_end, C, BK, DOT
+            b_q, b_k, b_log, b_negative, b_dA + b_dA_low if SPLIT else b_dA, b_D, b_rho, b_dq, b_dk, b_dk_end, C, BK, DOT
         )
         b_through = b_through * tl.load(p_end + o_slot * K + b_channel, mask=m_channel, other=0.0) + b_reach
 
     # the gate
-    b_dlog = (
-        token_sums(b_dlog, tl.where(b_index[:, None] >= b_index[None, :], 1.0, 0.0), DOT, True) + b_through[:, None]
-    )
+    b_dlog = sums_from(b_dlog, C, DOT) + b_through[:, None]
     b_dg, b_dlog_rate = gate_gradient(b_dlog, b_g, b_rate, b_bias, GATE)
     tl.store(p_dg + line * K + o_g, b_dg, mask=m_tile)
     if HAS_A_LOG:

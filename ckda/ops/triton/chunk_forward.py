@@ -279,7 +279,9 @@ def intra_kernel(
 
 
 @triton.jit
-def sequence_place(p_cu_seqlens, p_first, i_n, T, NC, SEGMENT, NUM_SEGMENTS, C: tl.constexpr, PACKED: tl.constexpr):
+def sequence_place(
+    p_cu_seqlens, p_first, i_n, T, NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS, C: tl.constexpr, PACKED: tl.constexpr
+):
     """Of a sequence, or of a segment of one: its first token and end, its first chunk, and how many chunks it has."""
     if PACKED:
         begin = tl.load(p_cu_seqlens + i_n).to(tl.int64)
@@ -287,7 +289,7 @@ def sequence_place(p_cu_seqlens, p_first, i_n, T, NC, SEGMENT, NUM_SEGMENTS, C: 
         first = tl.load(p_first + i_n).to(tl.int64)
         num = ((end - begin + C - 1) // C).to(tl.int32)
     else:
-        i_b, i_segment = i_n // NUM_SEGMENTS, (i_n % NUM_SEGMENTS).to(tl.int32)
+        i_b, i_segment = i_n // NUM_SEGMENTS, FIRST_SEGMENT + (i_n % NUM_SEGMENTS).to(tl.int32)
         num = tl.minimum(SEGMENT, NC - i_segment * SEGMENT)
         first = i_b * NC + i_segment * SEGMENT
         begin, end = i_b * T + i_segment * SEGMENT * C, (i_b + 1) * T
@@ -321,14 +323,16 @@ def state_kernel(
     p_initial,  # float32 [N, HV, K, V]
     p_cu_seqlens,  # [N + 1], packed sequences only
     p_first,  # [N] first chunk of each sequence, packed only
-    p_o,  # out [B * T, HV, V]; this and the next two where SUMMARY is "none"
+    p_o,  # out [B * T, HV, V]; this and the next three where SUMMARY is "none"
     p_y,  # out [B * T, HV, V]
+    p_y_low,  # out [B * T, HV, V] what its rounding left, where SPLIT
     p_states,  # out [B * NC, HV, V, K] gamma_a times the state at each chunk's start
     p_final,  # out float32 [N, HV, K, V], where STORE_FINAL
     T,
     NC,
     SEGMENT,  # chunks of a segment
-    NUM_SEGMENTS,
+    FIRST_SEGMENT,  # of each sequence that is run
+    NUM_SEGMENTS,  # that are run
     HV: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
@@ -349,7 +353,9 @@ def state_kernel(
     from the identity with no values (V = K), which gives the segment's K x K transition; "offset" starts from zero.
     """
     i_v, i_hv, i_n = state_place(HV, (V + BV - 1) // BV)
-    begin, end, first, num = sequence_place(p_cu_seqlens, p_first, i_n, T, NC, SEGMENT, NUM_SEGMENTS, C, PACKED)
+    begin, end, first, num = sequence_place(
+        p_cu_seqlens, p_first, i_n, T, NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS, C, PACKED
+    )
     b_index = tl.arange(0, C)
     b_channel = tl.arange(0, BK)
     b_value = i_v * BV + tl.arange(0, BV)
@@ -397,10 +403,14 @@ def state_kernel(
         if SUMMARY == "none":
             o_slot = (i_slot * HV + i_hv) * (K * V)
             tl.store(p_states + o_slot + b_slot_offset, operand(b_S, DOT), mask=m_state)
-            tl.store(p_y + o_value + b_value_offset, operand(b_y, DOT), mask=m_out)
+            b_y_high = operand(b_y, DOT)
+            tl.store(p_y + o_value + b_value_offset, b_y_high, mask=m_out)
+            if SPLIT:
+                b_y_low = operand(b_y - b_y_high.to(tl.float32), DOT)
+                tl.store(p_y_low + o_value + b_value_offset, b_y_low, mask=m_out)
             b_q_forward = tl.load(p_q_forward + o_key + b_key_offset, mask=m_key, other=0.0)
             b_A = tl.load(p_A + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
-            b_o = dot(b_S, tl.trans(b_q_forward), DOT) + dot(b_u, tl.trans(b_A), DOT)
+            b_o = dot(b_S, tl.trans(b_q_forward), DOT) + dot_left_split(b_u, tl.trans(b_A), DOT)
             tl.store(p_o + o_value + b_value_offset, b_o, mask=m_out)
         if BOUNDED:
             b_S = (b_S + dot_left_split(b_u, b_k_back, DOT)) * b_end[None, :]

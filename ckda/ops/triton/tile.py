@@ -20,6 +20,7 @@ __all__ = [
     "chunk_place",
     "dot",
     "dot_left_split",
+    "dot_right_split",
     "dot_split",
     "gate_gradient",
     "in_registers",
@@ -27,6 +28,7 @@ __all__ = [
     "learning_rate",
     "log_gate",
     "operand",
+    "sums_from",
     "token_sums",
     "unbounded_decays",
     "widened",
@@ -74,19 +76,17 @@ def _exp_minus(b_x):
 
 @triton.jit
 def _log2(b_x):
-    """log2(x) of a normal float32 x > 0, with the digits of an x near 1 kept: a polynomial of the mantissa in [2/3, 4/3).
+    """log2(x) of a normal float32 x > 0 to 1.3e-6 of itself near 1: t times a polynomial of t = x - 1, x scaled to [2/3, 4/3).
 
     The mantissa is a product, not made of bits, so that NaN stays NaN.
     """
     b_exponent = (b_x.to(tl.int32, bitcast=True) - 0x3F2AAAAB) >> 23  # 0x3F2AAAAB is 2/3
     b_t = b_x * (0x3F800000 - (b_exponent << 23)).to(tl.float32, bitcast=True) - 1.0
-    b_p = 0.19790589809417725 * b_t - 0.22208154201507568
-    b_p = b_p * b_t + 0.2028801292181015
-    b_p = b_p * b_t - 0.23681357502937317
-    b_p = b_p * b_t + 0.28863662481307983
-    b_p = b_p * b_t - 0.3607880771160126
-    b_p = b_p * b_t + 0.4808976352214813
-    b_p = b_p * b_t - 0.7213465571403503
+    b_p = 0.24121734499931335 * b_t - 0.27985095977783203
+    b_p = b_p * b_t + 0.28651905059814453
+    b_p = b_p * b_t - 0.3584091067314148
+    b_p = b_p * b_t + 0.4809267222881317
+    b_p = b_p * b_t - 0.7213793396949768
     b_p = b_p * b_t + 1.4426950216293335
     return b_p * b_t + b_exponent.to(tl.float32)
 
@@ -245,6 +245,16 @@ def dot_left_split(b_a, b_b, DOT: tl.constexpr):
 
 
 @triton.jit
+def dot_right_split(b_a, b_high, b_low, DOT: tl.constexpr):
+    """a (high + low) with a as rounded; low is left out where high is float32."""
+    if DOT == "bf16" or DOT == "fp16":
+        b_a = operand(b_a, DOT)
+        return tl.dot(b_a, b_high, tl.dot(b_a, b_low))
+    else:
+        return tl.dot(b_a.to(tl.float32), b_high.to(tl.float32), input_precision=DOT)
+
+
+@triton.jit
 def dot_split(b_a, b_high, b_low, b_rest, DOT: tl.constexpr):
     """a (high + low + rest) with a kept to twice the digits; low and rest are left out where high is float32.
 
@@ -263,18 +273,25 @@ def dot_split(b_a, b_high, b_low, b_rest, DOT: tl.constexpr):
 
 @triton.jit
 def token_sums(b_x, b_M, DOT: tl.constexpr, EXACT: tl.constexpr):
-    """x M [D, C] for M [C, C] of 0 and +-1: no scan, no reduction. x is kept to 16 bits, or to 24 where EXACT."""
+    """x M [D, C] for M [C, C] of 0 and +-1, DOT half precision: no scan, no reduction. x is kept to 16 bits, or to 24 where EXACT."""
+    b_M = operand(b_M, DOT)
+    b_high = operand(b_x, DOT)
+    b_x -= b_high.to(tl.float32)
+    b_middle = operand(b_x, DOT)
+    b_sum = tl.dot(b_middle, b_M, tl.dot(b_high, b_M))
+    if EXACT:
+        b_sum = tl.dot(_rest(b_x, b_middle, DOT), b_M, b_sum)
+    return b_sum
+
+
+@triton.jit
+def sums_from(b_x, C: tl.constexpr, DOT: tl.constexpr):
+    """[D, C]: the sum of x from each token on. Three TF32 products would lose two of float32's 24 bits, a scan loses none."""
     if DOT == "bf16" or DOT == "fp16":
-        b_M = operand(b_M, DOT)
-        b_high = operand(b_x, DOT)
-        b_x -= b_high.to(tl.float32)
-        b_middle = operand(b_x, DOT)
-        b_sum = tl.dot(b_middle, b_M, tl.dot(b_high, b_M))
-        if EXACT:
-            b_sum = tl.dot(_rest(b_x, b_middle, DOT), b_M, b_sum)
-        return b_sum
+        b_from, b_to = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+        return token_sums(b_x, tl.where(b_from >= b_to, 1.0, 0.0), DOT, True)
     else:
-        return tl.dot(b_x, b_M, input_precision=DOT)
+        return tl.cumsum(b_x, 1, reverse=True)
 
 
 @triton.jit
