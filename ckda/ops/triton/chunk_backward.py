@@ -30,7 +30,6 @@ from ckda.ops.triton.tile import (
     chunk_place,
     dot,
     dot_left_split,
-    dot_right_split,
     dot_split,
     gate_gradient,
     in_registers,
@@ -106,6 +105,9 @@ def reverse_kernel(
     b_value_offset = b_line[None, :] * V + b_value[:, None]
     b_square_offset = b_line[:, None] * C + b_index[None, :]
     b_slot_offset = b_channel[None, :] + b_value[:, None] * K
+    o_decay = ((first + num - 1) * HV + i_hv) * K + b_channel
+    if BOUNDED:  # the loop carries Gamma / gamma_a dS
+        b_dS *= tl.load(p_end + o_decay, mask=m_channel & (num > 0), other=1.0)[None, :]
     for step in range(num):
         c = num - 1 - step
         line = (begin + c * C) * HV + i_hv
@@ -126,27 +128,28 @@ def reverse_kernel(
             b_solver_rest = tl.load(p_solver_rest + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
         b_do = tl.load(p_do + o_value + b_value_offset, mask=m_out, other=0.0)
         b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
-        i_slot = first + c
-        o_decay = (i_slot * HV + i_hv) * K + b_channel
-        b_end = tl.load(p_end + o_decay, mask=m_channel, other=1.0)
-        b_start = tl.load(p_start + o_decay, mask=m_channel, other=1.0)  # early: nobody shall wait for it below
+        b_decay = tl.load((p_start if BOUNDED else p_end) + o_decay, mask=m_channel, other=1.0)
+        o_decay -= HV * K
+        b_next = b_decay
+        if (
+            BOUNDED
+        ):  # the end of the chunk before, early: nobody shall wait for it. The product of both might underflow.
+            b_next = tl.load(p_end + o_decay, mask=m_channel & (c > 0), other=1.0)
         b_norm2 = tl.load(p_norm2 + line + b_line, mask=m_token, other=1.0)
-        if BOUNDED:
-            b_dS *= b_end[None, :]
         b_du = dot(b_do, b_A, DOT) + dot_left_split(b_dS, tl.trans(b_k_back), DOT)
         b_dr = dot_split(b_du * b_rho[None, :], b_solver, b_solver_low, b_solver_rest, DOT)
         if not SUMMARY:
-            o_slot = (i_slot * HV + i_hv) * (K * V)
+            o_slot = ((first + c) * HV + i_hv) * (K * V)
             tl.store(p_dstates + o_slot + b_slot_offset, operand(b_dS, DOT), mask=m_state)
             tl.store(p_dv + o_value + b_value_offset, operand(b_dr * tl.sqrt(b_norm2)[None, :], DOT), mask=m_out)
             if STORE_DUY:
                 b_y = tl.load(p_y + o_value + b_value_offset, mask=m_out, other=0.0).to(tl.float32)
                 tl.store(p_duy + line * NV + b_line * NV + i_v, tl.sum(b_du * b_y, 0), mask=m_token)
         if not BOUNDED:
-            b_dS *= b_end[None, :]
+            b_dS *= b_decay[None, :]
         b_dS += dot(b_do, b_q_forward, DOT) - dot_left_split(b_dr, b_k_forward, DOT)
         if BOUNDED:
-            b_dS *= b_start[None, :]
+            b_dS = b_dS * b_decay[None, :] * b_next[None, :]
     if STORE_INITIAL:
         tl.store(p_dinitial + o_state, b_dS, mask=m_state)
 
@@ -237,31 +240,29 @@ def pair_kernel(
     b_beta = tl.load(p_beta + line + b_line, mask=m_token, other=0.0).to(tl.float32)
     b_D = tl.zeros([C, C], tl.float32)
     b_dA = tl.zeros([C, C], tl.float32)
-    b_diagonal = tl.zeros([C], tl.float32)
     b_q_dq = tl.zeros([C], tl.float32)
-    b_y_dv = tl.zeros([C], tl.float32)
     b_v_dv = tl.zeros([C], tl.float32)
     for v in range(0, V, BV):
         b_value = v + tl.arange(0, BV)
         m_out = m_token[:, None] & (b_value < V)[None, :]
         o_value = b_line[:, None] * V + b_value[None, :]
         b_y = tl.load(p_y + line * V + o_value, mask=m_out, other=0.0)
+        b_y_low = b_y
+        if SPLIT:
+            b_y_low = tl.load(p_y_low + line * V + o_value, mask=m_out, other=0.0)
         b_do = tl.load(p_do + line * V + o_value, mask=m_out, other=0.0)
         b_dv = tl.load(p_dv + line * V + o_value, mask=m_out, other=0.0)
         b_o = tl.load(p_o + line * V + o_value, mask=m_out, other=0.0).to(tl.float32)
         b_v = tl.load(p_v + line * V + o_value, mask=m_out, other=0.0).to(tl.float32)
         b_D += dot(b_dv, tl.trans(b_y), DOT)
         b_dA += dot(b_do, tl.trans(b_y), DOT)
-        b_wide_y, b_wide_do = b_y.to(tl.float32), b_do.to(tl.float32)
         if SPLIT:
-            b_y_low = tl.load(p_y_low + line * V + o_value, mask=m_out, other=0.0)
             b_dA += dot(b_do, tl.trans(b_y_low), DOT)
-            b_wide_y += b_y_low.to(tl.float32)
-        b_diagonal += tl.sum(b_wide_do * b_wide_y, 1)
-        b_q_dq += tl.sum(b_wide_do * b_o, 1)
-        b_wide_dv = b_dv.to(tl.float32)
-        b_y_dv += tl.sum(b_wide_dv * b_wide_y, 1)
-        b_v_dv += tl.sum(b_wide_dv * b_v, 1)
+        b_q_dq += tl.sum(b_do.to(tl.float32) * b_o, 1)
+        b_v_dv += tl.sum(b_dv.to(tl.float32) * b_v, 1)
+    m_diagonal = b_index[:, None] == b_index[None, :]
+    b_diagonal = tl.sum(tl.where(m_diagonal, b_dA, 0.0), 1)
+    b_y_dv = tl.sum(tl.where(m_diagonal, b_D, 0.0), 1)
     m_lower = b_index[:, None] > b_index[None, :]
     o_square = b_line[:, None] * C + b_index[None, :]
     b_length = tl.sqrt(b_norm2)
@@ -484,14 +485,28 @@ def gradient_kernel(
         b_dk -= dot(b_key_rho, tl.trans(b_D), DOT)
         b_column = dot(b_kf, b_D, DOT)
         b_dlog = b_row * b_dk + b_key_rho.to(tl.float32) * b_column
-        b_dk_end += dot_right_split(b_qf, b_dA, b_dA_low, DOT)
+        b_dk_end += dot(b_qf, b_dA, DOT)
         b_dlog -= b_key * b_dk_end
         b_dk_end -= b_rho[None, :] * b_column
-        b_dq += dot_right_split(b_kb, tl.trans(b_dA), tl.trans(b_dA_low), DOT)
+        b_dq += dot(b_kb, tl.trans(b_dA), DOT)
         b_dlog += b_query * b_dq
+        if SPLIT:  # equal keys cancel in dq: it needs the next digits, which the gates' gradient has nowhere else
+            b_dq += dot(b_kb, tl.trans(b_dA_low), DOT)
     else:
         b_dq, b_dk, b_dlog, b_reach = _unbounded_gradients(
-            b_q, b_k, b_log, b_negative, b_dA + b_dA_low if SPLIT else b_dA, b_D, b_rho, b_dq, b_dk, b_dk_end, C, BK, DOT
+            b_q,
+            b_k,
+            b_log,
+            b_negative,
+            b_dA + b_dA_low if SPLIT else b_dA,
+            b_D,
+            b_rho,
+            b_dq,
+            b_dk,
+            b_dk_end,
+            C,
+            BK,
+            DOT,
         )
         b_through = b_through * tl.load(p_end + o_slot * K + b_channel, mask=m_channel, other=0.0) + b_reach
 

@@ -372,6 +372,9 @@ def state_kernel(
     b_value_offset = b_line[None, :] * V + b_value[:, None]
     b_square_offset = b_line[:, None] * C + b_index[None, :]
     b_slot_offset = b_channel[None, :] + b_value[:, None] * K
+    o_decay = (first * HV + i_hv) * K + b_channel
+    if BOUNDED:  # the loop carries S*
+        b_S *= tl.load(p_start + o_decay, mask=m_channel & (num > 0), other=1.0)[None, :]
     for c in range(num):
         line = (begin + c * C) * HV + i_hv
         m_token = b_index < (end - begin - c * C).to(tl.int32)
@@ -388,11 +391,11 @@ def state_kernel(
             b_solver_low = tl.load(p_solver_low + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
             b_solver_rest = tl.load(p_solver_rest + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
         b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
-        i_slot = first + c
-        o_decay = (i_slot * HV + i_hv) * K + b_channel
         b_end = tl.load(p_end + o_decay, mask=m_channel, other=1.0)
-        if BOUNDED:
-            b_S *= tl.load(p_start + o_decay, mask=m_channel, other=1.0)[None, :]
+        o_decay += HV * K
+        b_next = b_end
+        if BOUNDED:  # the next chunk's start, early: nobody shall wait for it. The product of both might underflow.
+            b_next = tl.load(p_start + o_decay, mask=m_channel & (c + 1 < num), other=1.0)
         b_rest = -dot_left_split(b_S, tl.trans(b_k_forward), DOT)
         if SUMMARY != "transition":
             b_length = tl.sqrt(tl.load(p_norm2 + line + b_line, mask=m_token, other=1.0))
@@ -401,7 +404,7 @@ def state_kernel(
         b_y = dot_split(b_rest, tl.trans(b_solver), tl.trans(b_solver_low), tl.trans(b_solver_rest), DOT)
         b_u = b_y * b_rho[None, :]
         if SUMMARY == "none":
-            o_slot = (i_slot * HV + i_hv) * (K * V)
+            o_slot = ((first + c) * HV + i_hv) * (K * V)
             tl.store(p_states + o_slot + b_slot_offset, operand(b_S, DOT), mask=m_state)
             b_y_high = operand(b_y, DOT)
             tl.store(p_y + o_value + b_value_offset, b_y_high, mask=m_out)
@@ -413,7 +416,7 @@ def state_kernel(
             b_o = dot(b_S, tl.trans(b_q_forward), DOT) + dot_left_split(b_u, tl.trans(b_A), DOT)
             tl.store(p_o + o_value + b_value_offset, b_o, mask=m_out)
         if BOUNDED:
-            b_S = (b_S + dot_left_split(b_u, b_k_back, DOT)) * b_end[None, :]
+            b_S = (b_S + dot_left_split(b_u, b_k_back, DOT)) * b_end[None, :] * b_next[None, :]
         else:
             b_S = b_S * b_end[None, :] + dot_left_split(b_u, b_k_back, DOT)
     if STORE_FINAL:

@@ -20,7 +20,6 @@ __all__ = [
     "chunk_place",
     "dot",
     "dot_left_split",
-    "dot_right_split",
     "dot_split",
     "gate_gradient",
     "in_registers",
@@ -245,16 +244,6 @@ def dot_left_split(b_a, b_b, DOT: tl.constexpr):
 
 
 @triton.jit
-def dot_right_split(b_a, b_high, b_low, DOT: tl.constexpr):
-    """a (high + low) with a as rounded; low is left out where high is float32."""
-    if DOT == "bf16" or DOT == "fp16":
-        b_a = operand(b_a, DOT)
-        return tl.dot(b_a, b_high, tl.dot(b_a, b_low))
-    else:
-        return tl.dot(b_a.to(tl.float32), b_high.to(tl.float32), input_precision=DOT)
-
-
-@triton.jit
 def dot_split(b_a, b_high, b_low, b_rest, DOT: tl.constexpr):
     """a (high + low + rest) with a kept to twice the digits; low and rest are left out where high is float32.
 
@@ -273,7 +262,7 @@ def dot_split(b_a, b_high, b_low, b_rest, DOT: tl.constexpr):
 
 @triton.jit
 def token_sums(b_x, b_M, DOT: tl.constexpr, EXACT: tl.constexpr):
-    """x M [D, C] for M [C, C] of 0 and +-1, DOT half precision: no scan, no reduction. x is kept to 16 bits, or to 24 where EXACT."""
+    """x M [D, C] for M [C, C] of 0 and +-1, DOT half precision: no scan, no reduction. x keeps 16 bits, or 24 where EXACT."""
     b_M = operand(b_M, DOT)
     b_high = operand(b_x, DOT)
     b_x -= b_high.to(tl.float32)
