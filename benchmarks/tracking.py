@@ -2,7 +2,7 @@
 
 python benchmarks/tracking.py [--out results/bench] [--device cuda] [--updates 60]
 python benchmarks/tracking.py --quick --out runs/bench            # three cases at two lengths, each with its kernels: under 40 s
-python benchmarks/tracking.py --quick --by-symbol --out runs/bench1  # the same with every symbol projected once
+python benchmarks/tracking.py --quick --by-token --out runs/bench1  # the same with every token projected by itself
 
 On a GPU the kernels of an update are listed too, by name, from torch's profiler: after all timings, for a profiler that has
 run once may go on slowing launches. Claims to check: three seeds cost at most 1.3 times one; 60,000 updates of three seeds take
@@ -122,11 +122,11 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--cases", type=int, default=len(CASES), help="how many of the cases (default: all)")
     parser.add_argument("--quick", action="store_true", help="one, three and 24 seeds at lengths 8 and 32 alone")
-    parser.add_argument("--by-symbol", action="store_true", help="project every symbol once, not every token by itself")
+    parser.add_argument("--by-token", action="store_true", help="project every token by itself, not every symbol once")
     args = parser.parse_args()
-    build = partial(build_tracker, by_symbol=args.by_symbol)
+    build = partial(build_tracker, by_symbol=not args.by_token)
     names, lengths = (QUICK, QUICK_LENGTHS) if args.quick else (list(CASES)[: args.cases], LENGTHS)
-    result: dict = {"what": "benchmarks/tracking.py", "batch": args.batch, "by_symbol": args.by_symbol}
+    result: dict = {"what": "benchmarks/tracking.py", "batch": args.batch, "by_symbol": not args.by_token}
     result["environment"] = environment(args.device)
     for case in names:
         found = {}

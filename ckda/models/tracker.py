@@ -26,8 +26,7 @@ class Tracker(nn.Module):
         num_tokens: the group's order and one for the begin token. num_classes: the group's order.
 
     Attributes:
-        by_symbol: on a GPU, project each symbol once instead of every token, where the mixer can (off by default: that path's
-            kernels have been tested in Triton's interpreter, and not yet on a GPU).
+        by_symbol: on a GPU, project each symbol once instead of every token, where the mixer can.
 
     Example:
         >>> from ckda import ComplexKDA
@@ -36,7 +35,7 @@ class Tracker(nn.Module):
         torch.Size([2, 9, 6])
     """
 
-    by_symbol = False
+    by_symbol = True
 
     def __init__(self, mixer: nn.Module, num_tokens: int, num_classes: int, width: int = 48, inner: int = 192):
         super().__init__()
@@ -119,7 +118,7 @@ def build_tracker(
     activate: Collection[str] = (),
     beta_init: str = "standard",
     start: str = "random",
-    by_symbol: bool = False,
+    by_symbol: bool = True,
 ) -> Tracker:
     """The tracker of app:exp_state_tracking with this mixer: no convolution, SiLU where `activate` says, spread signed gates.
 
