@@ -64,7 +64,7 @@ class _Layout:
         self.last = slot == ends[self.sequence] - 1
         self.first_slot, self.last_slot, self.empty = starts, ends - 1, count == 0  # [N]
         token = torch.arange(self.T, device=device)
-        owner = torch.searchsorted(cu[1:], token, right=True).clamp_max(N - 1)
+        owner = (torch.searchsorted(cu, token, right=True) - 1).clamp_max(N - 1)
         self.place = starts[owner] * self.C + token - cu[owner]  # [T] where token t lies among the NC * C places
 
     def split(self, x: Tensor, dtype: torch.dtype) -> Tensor:

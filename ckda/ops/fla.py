@@ -41,7 +41,7 @@ def absorb_signs(sign: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
     flips = (sign < 0).cumsum(1)
     if cu_seqlens is not None:
         token = torch.arange(sign.shape[1], device=sign.device)
-        start = cu_seqlens[torch.searchsorted(cu_seqlens[1:].contiguous(), token, right=True)].long()
+        start = cu_seqlens[torch.searchsorted(cu_seqlens, token, right=True) - 1].long()
         before = torch.cat([torch.zeros_like(flips[:, :1]), flips], 1)
         flips = flips - before[:, start]
     return (1 - 2 * (flips % 2)).to(sign.dtype)
