@@ -43,6 +43,7 @@ FAR_LENGTHS = (1024, 4096, 16_384, 65_536)
 _NEAR, _FAR_WORDS = 512, 32
 _SEGMENT = 96  # steps of a near test that are run at once: what training has compiled serves them
 _WATCHES = 25  # times that the accuracy at the training length is measured during a training
+_SEEDS = 3  # where --seeds does not say
 _STOPPED = 3  # exit status at the time limit
 
 
@@ -87,12 +88,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--recipe", default="paper", help=f"one or several with commas; a+b takes both together: {', '.join(RECIPES)}"
     )
-    parser.add_argument("--seeds", type=_positive, default=3, help="how many seeds, from --seed on (default: 3)")
+    parser.add_argument(
+        "--seeds", type=_positive, help="how many seeds, from --seed on (default: 3; with --from those of the file)"
+    )
     parser.add_argument("--steps", type=_positive, help="updates, instead of the recipe's")
     parser.add_argument("--batch", type=_positive, help="words an update, instead of the recipe's")
-    parser.add_argument(
-        "--from", dest="begin", metavar="RUN", help="begin from the weights of these seeds in a file runs/NAME.pt"
-    )
+    parser.add_argument("--from", dest="begin", metavar="RUN", help="begin from the weights in a file runs/NAME.pt")
     parser.add_argument("--restarts", type=_positive, help="seeds to begin with, of which --keep go on after --cull-at")
     parser.add_argument("--keep", type=_positive, help="seeds that go on after --cull-at updates")
     parser.add_argument(
@@ -279,28 +280,32 @@ def _ensemble(args: argparse.Namespace, task: WordProblem, mixer: str, name: str
     build = partial(build_tracker, mixer, task, by_symbol=not args.by_token, **model)
     _check_penalties(build(), recipe, task)
     seeds = tuple(range(args.seed, args.seed + num_seeds))
-    ensemble = Ensemble(build, task, recipe, seeds, device)
-    if args.begin:
-        _begin_from(ensemble, Path(args.begin))
-    return ensemble
-
-
-def _begin_from(ensemble: Ensemble, path: Path) -> None:
-    """Begin from the weights that a run left (:func:`_weights`)."""
+    if not args.begin:
+        if {"sharpen", "close"} & set(name.split("+")):
+            raise ValueError("this recipe begins from trained weights; --from names them, a file runs/NAME.pt")
+        return Ensemble(build, task, recipe, seeds, device)
+    path = Path(args.begin)
     try:
-        saved = torch.load(path, map_location=ensemble.device, weights_only=True)
-        missing = [seed for seed in ensemble.seeds if seed not in saved["seeds"]]
-        if missing:
-            raise ValueError(f"{path} has no seed {missing[0]}; it has {', '.join(map(str, saved['seeds']))}")
-        places = [saved["seeds"].index(seed) for seed in ensemble.seeds]
-        parameters = {name: p[places] for name, p in saved["parameters"].items()}
-        ensemble.begin_from(parameters, hashlib.sha256(path.read_bytes()).hexdigest()[:16])
+        saved = torch.load(path, map_location=device, weights_only=True)
+        ensemble = Ensemble(build, task, recipe, seeds if args.seeds else tuple(saved["seeds"]), device)
+        _begin_from(ensemble, saved, path)
     except FileNotFoundError as error:
         raise ValueError(f"{path} does not exist; --from takes a file runs/NAME.pt that `ckda track` wrote") from error
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError, IndexError, OSError) as error:
         raise ValueError(
             f"{path} holds no weights of this group and mixer; --from takes a file runs/NAME.pt"
         ) from error
+    return ensemble
+
+
+def _begin_from(ensemble: Ensemble, saved: dict[str, Any], path: Path) -> None:
+    """Begin from the weights that a run left (:func:`_weights`)."""
+    missing = [seed for seed in ensemble.seeds if seed not in saved["seeds"]]
+    if missing:
+        raise ValueError(f"{path} has no seed {missing[0]}; it has {', '.join(map(str, saved['seeds']))}")
+    places = [saved["seeds"].index(seed) for seed in ensemble.seeds]
+    parameters = {name: p[places] for name, p in saved["parameters"].items()}
+    ensemble.begin_from(parameters, hashlib.sha256(path.read_bytes()).hexdigest()[:16])
 
 
 def _recipe(args: argparse.Namespace, name: str) -> tuple[Recipe, int]:
@@ -322,7 +327,7 @@ def _recipe(args: argparse.Namespace, name: str) -> tuple[Recipe, int]:
     recipe = named.recipe(**more)
     if restarts and restarts < recipe.keep:
         raise ValueError(f"--restarts is {restarts}; it must be at least --keep, {recipe.keep}")
-    return recipe, restarts or args.seeds
+    return recipe, restarts or args.seeds or _SEEDS
 
 
 _MAPS = ("A", "b", "start")

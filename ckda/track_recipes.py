@@ -28,6 +28,14 @@ class Protocol:
 
 
 _SHORT = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
+_AFTERWARDS: dict[str, Any] = {
+    "steps": 500,
+    "batch": 256,
+    "curriculum": (32,),
+    "lr_muon": 0.01,
+    "lr_adamw": 2.5e-3,
+    "ramp": (0.0, 0.0),
+}
 _CLOSED: dict[str, Any] = {"penalties": {"closure": 0.1, "defect": 0.01}}
 
 RECIPES: dict[str, Protocol] = {
@@ -99,16 +107,9 @@ RECIPES: dict[str, Protocol] = {
     ),
     "sharpen": Protocol(
         "500 updates of 256 words of length 32 from trained weights (--from), pulled harder the nearer a head is to a finite group",
-        {
-            "steps": 500,
-            "batch": 256,
-            "curriculum": (32,),
-            "lr_muon": 0.01,
-            "lr_adamw": 2.5e-3,
-            "ramp": (0.0, 0.0),
-            "penalties": {"sharp": 0.1},
-        },
+        _AFTERWARDS | {"penalties": {"sharp": 0.1}},
     ),
+    "close": Protocol("the same with the closure penalty", _AFTERWARDS | {"penalties": {"closure": 0.1}}),
     "closure-late": Protocol(
         "the closure and orthogonality penalties once the training is half over", {"ramp": (0.5, 0.6)} | _CLOSED
     ),

@@ -32,7 +32,9 @@ def position_in_sequence(cu_seqlens: Tensor, T: int) -> Tensor:
         [0, 1, 2, 0, 1]
     """
     token = torch.arange(T, device=cu_seqlens.device)
-    owner = torch.searchsorted(cu_seqlens, token, right=True) - 1  # not in a slice: inductor of torch 2.11 reads it from its base
+    owner = (
+        torch.searchsorted(cu_seqlens, token, right=True) - 1
+    )  # not in a slice: inductor of torch 2.11 reads it from its base
     return token - cu_seqlens[owner]
 
 

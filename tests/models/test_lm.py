@@ -445,18 +445,18 @@ def test_generation_on_a_gpu(name):
 
 @pytest.mark.gpu
 def test_compiled_blocks_on_a_gpu():
-    """Inductor, autocast and packed sequences: the eager loss and gradients, within bfloat16."""
+    """Inductor, autocast and packed sequences: as near to the loss and gradients in float32 as without it, by a factor of two."""
     options = {"hidden_size": 64, "num_heads": 2, "head_dim": 32, "hybrid_every": 2, "num_hidden_layers": 2}
     model, ids = make("hybrid", initializer_range=0.1, **options).cuda().train(), words(1, 200).cuda()
     cu = torch.tensor([0, 70, 200], device="cuda", dtype=torch.int32)
 
-    def gradients() -> list[Tensor]:
-        with torch.autocast("cuda", torch.bfloat16):
+    def gradients(half: bool = True) -> list[Tensor]:
+        with torch.autocast("cuda", torch.bfloat16, enabled=half):
             loss = model(ids, labels=ids, cu_seqlens=cu).loss
         return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
 
-    eager = gradients()
+    exact, eager = gradients(half=False), gradients()
     for block in model.model.layers:
         block.compile(fullgraph=True)
-    for a, b in zip(gradients(), eager, strict=True):
-        assert (a - b).norm() <= 0.05 * b.norm() + 1e-5
+    for a, b, x in zip(gradients(), eager, exact, strict=True):
+        assert (a - x).norm() <= 2 * (b - x).norm() + 0.02 * x.norm() + 1e-5

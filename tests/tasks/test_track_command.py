@@ -55,6 +55,8 @@ def test_training_goes_on_from_weights(tmp_path, capsys):
     record = json.loads((tmp_path / "on/runs/S3-ckda+sharpen.json").read_text())
     assert len(record["key"]["began_from"]) == 16
     capsys.readouterr()
+    assert main([*SMOKE, "S3", *again, "--fresh"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"]["S3-ckda+sharpen"]["seeds"] == [0, 1]
     with pytest.raises(SystemExit, match="has no seed 2; it has 0, 1"):
         main([*SMOKE, "S3", *again, "--seeds", "3"])
     with pytest.raises(SystemExit, match="no weights of this group and mixer"):
@@ -135,6 +137,7 @@ def test_a_damaged_record_is_made_anew(tmp_path, capsys):
         (["--mixer", "kda", "--recipe", "reflections"], "beta_init is 'spread'|needs Complex KDA"),
         (["--restarts", "4"], "without --keep"),
         (["--from", "nothing.pt"], "nothing.pt does not exist"),
+        (["--recipe", "quarters+sharpen"], "--from names them"),
     ],
 )
 def test_mistakes_get_a_clear_message(tmp_path, options, says):
