@@ -201,11 +201,25 @@ def test_operands_of_bfloat16_digits(settings: dict, monkeypatch: pytest.MonkeyP
     """The path of bfloat16 with its rounding and its range: gates down to e^-5, and to zero where they have no bound."""
     _use("chunk", monkeypatch)
     _round_operands(monkeypatch)
+    found = excesses([compare(_of_bfloat16_digits(**settings), "triton")], torch.bfloat16)
+    assert max(x.ratio for x in found) <= 4, found
+
+
+@in_interpreter
+def test_a_repeated_transition_of_bfloat16_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The updates of 32 equal keys cancel in the output and in dq: both take them in two parts."""
+    _use("chunk", monkeypatch)
+    _round_operands(monkeypatch)
+    call = _reflections(_of_bfloat16_digits(T=256, K=64, V=64, beta_range=None), signs="equal")
+    found = excesses([compare(call, "triton", plain="chunked")], torch.bfloat16)
+    assert max(x.ratio for x in found) <= 2, found
+
+
+def _of_bfloat16_digits(**settings: Any) -> Call:
+    """A float32 call whose inputs have bfloat16's digits; the initial state keeps its own."""
     call = make_call(**({"B": 1, "H": 1, "initial": True, "dtype": torch.float32} | settings))
     floats = {n: x for n, x in call.items() if isinstance(x, Tensor) and x.is_floating_point() and n != "initial_state"}
-    call |= {n: x.bfloat16().float() for n, x in floats.items()}
-    found = excesses([compare(call, "triton")], torch.bfloat16)
-    assert max(x.ratio for x in found) <= 4, found
+    return call | {n: x.bfloat16().float() for n, x in floats.items()}
 
 
 @in_interpreter
@@ -452,7 +466,7 @@ def test_equal_keys_at_beta_two(gate: str | None, monkeypatch: pytest.MonkeyPatc
 def test_a_repeated_transition_in_half_precision(form: str, T: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same reflection and signs at every token: a rotation, whose angle must not be off by the rounding of a key.
 
-    With half-precision operands the 32 equal keys of a chunk cancel in A u and in D: 3.6 times the plain error here, not 2.
+    With half-precision operands the 32 equal keys of a chunk cancel in D: dk has 2.4 times the plain error here, not 2.
     """
     _use("recurrent" if form == "recurrent" else "chunk", monkeypatch)
     if form == "half":
@@ -460,7 +474,7 @@ def test_a_repeated_transition_in_half_precision(form: str, T: int, monkeypatch:
     settings = {"B": 1, "T": T, "H": 1, "K": 16, "V": 5, "beta_range": None, "initial": True, "dtype": torch.float16}
     draws = [compare(_reflections(make_call(**settings), signs="equal"), "triton")]
     if form == "half":
-        assert max(x.ratio for x in excesses(draws, torch.float16)) <= 5
+        assert max(x.ratio for x in excesses(draws, torch.float16)) <= 2.5
     else:
         check_kernels(draws)
 
