@@ -77,16 +77,22 @@ def _curves(axes: Any, runs: list[dict[str, Any]], keep: Any) -> None:
 
 
 def comparison_figure(result: dict[str, Any]) -> Any:
-    """Held-out loss against tokens (fig:val_curves): left the whole training, right the end, where the curves are close."""
+    """Held-out loss against tokens (fig:val_curves): left the whole training, right where each arm's seeds end."""
     runs = [run for run in result["runs"] if run["held_out"]]
     figure = _figure(figsize=(11.0, 4.4))
     left, right = figure.subplots(1, 2)
     most = max(t for run in runs for t, _ in run["held_out"])
     _curves(left, runs, lambda t: t > 0.04 * most)
-    _curves(right, runs, lambda t: t >= 0.72 * most)
-    left.set_title("the whole training")
-    right.set_title("the end of the cooldown")
     left.legend(frameon=False, fontsize=8)
+    arms = list(dict.fromkeys(run["arm"] for run in runs))
+    for run in runs:
+        place, loss = arms.index(run["arm"]), run["held_out"][-1][1]
+        right.plot(loss, place, "o", color=_style(run["arm"])[1], markersize=6)
+        right.annotate(f"{loss:.3f}", (loss, place), (0, 6), textcoords="offset points", ha="center", fontsize=7)
+    right.set_yticks(range(len(arms)), [_style(arm)[0] for arm in arms])
+    right.set_ylim(len(arms) - 0.4, -0.6)
+    right.set_xlabel("held-out loss at the end (nats a token)")
+    right.spines[["top", "right"]].set_visible(False)
     return figure
 
 
