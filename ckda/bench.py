@@ -1,7 +1,8 @@
 """``ckda bench``: the operator's speed, ours and flash-linear-attention's in one run; correctness is checked first.
 
-The paper's protocol: 20 warm-up and 50 timed calls back to back, four rounds; projections, optimiser and final state excluded.
-Runs from a plain folder: nothing but torch is needed, and flash-linear-attention is measured where it can be imported.
+The paper's protocol: 20 warm-up and 50 timed calls, four rounds, projections, optimiser and final state excluded; it reports
+throughput, so calls follow each other without waiting. Runs from a plain folder: nothing but torch is needed, and
+flash-linear-attention is measured where it can be imported.
 """
 
 import argparse
@@ -168,7 +169,7 @@ def errors(peer: Peer, device: str, dtype: torch.dtype, seed: int, H: int, D: in
 
 
 def _milliseconds(call: Callable[[], Any], count: int, device: str) -> list[float]:
-    """The times of `count` calls; on a GPU back to back, so that nobody waits for the host but between the first and the last."""
+    """The times of `count` calls; on a GPU from the end of one to the end of the next, and nobody waits before the last."""
     if device != "cuda":
         stamps = [time.perf_counter()]
         for _ in range(count):

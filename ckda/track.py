@@ -281,31 +281,43 @@ def _ensemble(args: argparse.Namespace, task: WordProblem, mixer: str, name: str
     _check_penalties(build(), recipe, task)
     seeds = tuple(range(args.seed, args.seed + num_seeds))
     if not args.begin:
-        if {"sharpen", "close"} & set(name.split("+")):
+        if protocol(name).afterwards:
             raise ValueError("this recipe begins from trained weights; --from names them, a file runs/NAME.pt")
         return Ensemble(build, task, recipe, seeds, device)
-    path = Path(args.begin)
-    try:
-        saved = torch.load(path, map_location=device, weights_only=True)
-        ensemble = Ensemble(build, task, recipe, seeds if args.seeds else tuple(saved["seeds"]), device)
-        _begin_from(ensemble, saved, path)
-    except FileNotFoundError as error:
-        raise ValueError(f"{path} does not exist; --from takes a file runs/NAME.pt that `ckda track` wrote") from error
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError, IndexError, OSError) as error:
-        raise ValueError(
-            f"{path} holds no weights of this group and mixer; --from takes a file runs/NAME.pt"
-        ) from error
+    if args.restarts or protocol(name).restarts:
+        raise ValueError("--from begins with trained seeds; there is nothing to restart")
+    saved = _read_weights(Path(args.begin), device)
+    if args.seeds is None:
+        seeds = tuple(seed for seed in saved["seeds"] if seed >= args.seed) or seeds
+    missing = [seed for seed in seeds if seed not in saved["seeds"]]
+    if missing:
+        raise ValueError(f"{args.begin} has no seed {missing[0]}; it has {', '.join(map(str, saved['seeds']))}")
+    ensemble = Ensemble(build, task, recipe, seeds, device)
+    _begin_from(ensemble, saved, Path(args.begin))
     return ensemble
 
 
+def _read_weights(path: Path, device: str) -> dict[str, Any]:
+    """What :func:`_weights` wrote."""
+    try:
+        saved = torch.load(path, map_location=device, weights_only=True)
+        if {"seeds", "parameters"} <= saved.keys():
+            return saved
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} does not exist; --from takes a file runs/NAME.pt that `ckda track` wrote") from error
+    except (pickle.UnpicklingError, RuntimeError, EOFError, AttributeError, OSError) as error:
+        raise ValueError(f"{path} holds no weights; --from takes a file runs/NAME.pt") from error
+    raise ValueError(f"{path} holds no weights; --from takes a file runs/NAME.pt")
+
+
 def _begin_from(ensemble: Ensemble, saved: dict[str, Any], path: Path) -> None:
-    """Begin from the weights that a run left (:func:`_weights`)."""
-    missing = [seed for seed in ensemble.seeds if seed not in saved["seeds"]]
-    if missing:
-        raise ValueError(f"{path} has no seed {missing[0]}; it has {', '.join(map(str, saved['seeds']))}")
+    """Put the weights of the ensemble's seeds in the place of its initial ones."""
     places = [saved["seeds"].index(seed) for seed in ensemble.seeds]
-    parameters = {name: p[places] for name, p in saved["parameters"].items()}
-    ensemble.begin_from(parameters, hashlib.sha256(path.read_bytes()).hexdigest()[:16])
+    try:
+        parameters = {name: p[places] for name, p in saved["parameters"].items()}
+        ensemble.begin_from(parameters, hashlib.sha256(path.read_bytes()).hexdigest()[:16])
+    except (RuntimeError, KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"{path} holds no weights of this group and mixer") from error
 
 
 def _recipe(args: argparse.Namespace, name: str) -> tuple[Recipe, int]:

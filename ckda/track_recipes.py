@@ -16,6 +16,7 @@ class Protocol:
     changes: dict[str, Any] = field(default_factory=dict)  #: of :class:`ckda.train.Recipe`
     model: dict[str, Any] = field(default_factory=dict)  #: of :func:`ckda.models.tracker.build_tracker`
     restarts: int = 0  #: seeds begun with, of which `keep` go on; 0: those asked for
+    afterwards: bool = False  #: whether it begins from trained weights
 
     def recipe(self, **more: Any) -> Recipe:
         """The recipe, with what the command line changes.
@@ -28,14 +29,6 @@ class Protocol:
 
 
 _SHORT = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
-_AFTERWARDS: dict[str, Any] = {
-    "steps": 500,
-    "batch": 256,
-    "curriculum": (32,),
-    "lr_muon": 0.01,
-    "lr_adamw": 2.5e-3,
-    "ramp": (0.0, 0.0),
-}
 _CLOSED: dict[str, Any] = {"penalties": {"closure": 0.1, "defect": 0.01}}
 
 RECIPES: dict[str, Protocol] = {
@@ -107,9 +100,17 @@ RECIPES: dict[str, Protocol] = {
     ),
     "sharpen": Protocol(
         "500 updates of 256 words of length 32 from trained weights (--from), pulled harder the nearer a head is to a finite group",
-        _AFTERWARDS | {"penalties": {"sharp": 0.1}},
+        {
+            "steps": 500,
+            "batch": 256,
+            "curriculum": (32,),
+            "lr_muon": 0.01,
+            "lr_adamw": 2.5e-3,
+            "ramp": (0.0, 0.0),
+            "penalties": {"sharp": 0.1},
+        },
+        afterwards=True,
     ),
-    "close": Protocol("the same with the closure penalty", _AFTERWARDS | {"penalties": {"closure": 0.1}}),
     "closure-late": Protocol(
         "the closure and orthogonality penalties once the training is half over", {"ramp": (0.5, 0.6)} | _CLOSED
     ),
@@ -145,5 +146,6 @@ def protocol(name: str) -> Protocol:
             whole.changes | part.changes,
             whole.model | part.model,
             part.restarts or whole.restarts,
+            part.afterwards or whole.afterwards,
         )
     return whole

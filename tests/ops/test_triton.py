@@ -225,7 +225,8 @@ def _of_bfloat16_digits(**settings: Any) -> Call:
 @in_interpreter
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize(
-    ("segment", "T", "gate"), [(1, 70, "signed"), (2, 140, "signed"), (1, 70, None), (1, 40, "signed")]
+    ("segment", "T", "gate"),
+    [(1, 70, "signed"), (2, 140, "signed"), (1, 70, None), (1, 40, "signed"), (1, 100, "signed")],
 )
 def test_segments(gate: str | None, segment: int, T: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sequence split into segments gives what it gives whole, gradients included, and within the same bounds.

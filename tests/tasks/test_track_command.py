@@ -57,6 +57,16 @@ def test_training_goes_on_from_weights(tmp_path, capsys):
     capsys.readouterr()
     assert main([*SMOKE, "S3", *again, "--fresh"]) == 0
     assert json.loads(capsys.readouterr().out)["runs"]["S3-ckda+sharpen"]["seeds"] == [0, 1]
+    assert main([*SMOKE, "S3", *again, "--fresh", "--seed", "1"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"]["S3-ckda+sharpen"]["seeds"] == [1]
+    with pytest.raises(SystemExit, match="has no seed 5; it has 0, 1"):
+        main([*SMOKE, "S3", *again, "--seed", "5"])
+    with pytest.raises(SystemExit, match="nothing to restart"):
+        main([*SMOKE, "S3", *again, "--recipe", "culled+sharpen"])
+    damaged = tmp_path / "damaged.pt"
+    damaged.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(SystemExit, match="holds no weights"):
+        main([*SMOKE, "S3", "--recipe", "sharpen", "--from", str(damaged)])
     with pytest.raises(SystemExit, match="has no seed 2; it has 0, 1"):
         main([*SMOKE, "S3", *again, "--seeds", "3"])
     with pytest.raises(SystemExit, match="no weights of this group and mixer"):

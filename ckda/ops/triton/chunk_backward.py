@@ -86,7 +86,7 @@ def reverse_kernel(
     DOT: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """The gradient of the state from chunk to chunk, backwards; SUMMARY: only that of the segment's initial state."""
+    """The gradient of the state from chunk to chunk, backwards; SUMMARY: only that of the segment's initial state is wanted."""
     i_v, i_hv, i_n = state_place(HV, NV)
     begin, end, first, num = sequence_place(
         p_cu_seqlens, p_first, i_n, T, NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS, C, PACKED
@@ -131,9 +131,8 @@ def reverse_kernel(
         b_decay = tl.load((p_start if BOUNDED else p_end) + o_decay, mask=m_channel, other=1.0)
         o_decay -= HV * K
         b_next = b_decay
-        if (
-            BOUNDED
-        ):  # the end of the chunk before, early: nobody shall wait for it. The product of both might underflow.
+        if BOUNDED:
+            # the end of the chunk before, early: nobody shall wait for it. The product of both might underflow.
             b_next = tl.load(p_end + o_decay, mask=m_channel & (c > 0), other=1.0)
         b_norm2 = tl.load(p_norm2 + line + b_line, mask=m_token, other=1.0)
         b_du = dot(b_do, b_A, DOT) + dot_left_split(b_dS, tl.trans(b_k_back), DOT)
@@ -490,15 +489,19 @@ def gradient_kernel(
         b_dk_end -= b_rho[None, :] * b_column
         b_dq += dot(b_kb, tl.trans(b_dA), DOT)
         b_dlog += b_query * b_dq
-        if SPLIT:  # equal keys cancel in dq: it needs the next digits, which the gates' gradient has nowhere else
+        if SPLIT:
+            # equal keys cancel in dq, which needs the next digits. Not before dlog: its rows and columns cancel, with one dA
             b_dq += dot(b_kb, tl.trans(b_dA_low), DOT)
     else:
+        b_dA_wide = b_dA.to(tl.float32)
+        if SPLIT:
+            b_dA_wide += b_dA_low.to(tl.float32)
         b_dq, b_dk, b_dlog, b_reach = _unbounded_gradients(
             b_q,
             b_k,
             b_log,
             b_negative,
-            b_dA + b_dA_low if SPLIT else b_dA,
+            b_dA_wide,
             b_D,
             b_rho,
             b_dq,

@@ -350,7 +350,7 @@ def state_kernel(
     """The state from chunk to chunk, transposed [BV, BK], and the outputs.
 
     A segment of a sequence is one row of p_initial and p_final. SUMMARY: only the final state is wanted, and "transition" starts
-    from the identity with no values (V = K), which gives the segment's K x K transition; "offset" starts from zero.
+    from the identity with no values (V = K), which gives the segment's K x K transition; "offset" starts as "none" does.
     """
     i_v, i_hv, i_n = state_place(HV, (V + BV - 1) // BV)
     begin, end, first, num = sequence_place(
