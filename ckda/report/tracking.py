@@ -84,13 +84,15 @@ def published(run: dict[str, Any]) -> tuple[float, float, float] | None:
 
 
 def best_seed(scores: dict[str, list[float]]) -> int:
-    """Which seed is best at the longest length up to 512 (ties: at the next shorter ones).
+    """Which seed is best at the longest length up to 512 (ties: at the next shorter ones, then at longer ones).
 
     Example:
         >>> best_seed({"32": [1.0, 1.0], "512": [0.4, 0.7], "4096": [0.2, 0.1]})
         1
+        >>> best_seed({"512": [1.0, 1.0], "4096": [0.2, 0.9]})
+        1
     """
-    lengths = sorted((int(n) for n in scores if int(n) <= 512), reverse=True) or sorted(map(int, scores))
+    lengths = sorted(map(int, scores), key=lambda n: (n > 512, n if n > 512 else -n))
     num = len(next(iter(scores.values())))
     return max(range(num), key=lambda r: [scores[str(n)][r] for n in lengths])
 
