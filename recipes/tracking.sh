@@ -6,15 +6,16 @@
 #
 #   bench     milliseconds an update, one seed against three, one run against eight side by side
 #   timing    S3, Complex KDA, 1000 updates: seconds to perfect accuracy at the training length
-#   theory    A5 from the paper's construction, three seeds, with the penalty on relations and without
+#   theory    A5 from the paper's construction, three seeds, with the penalty on relations, sharpened, and without
 #   closure   S3 by the closure penalty, that on relations and what they are compared with, three seeds
 #   ranges    S3 and S4, four range settings, three seeds, the paper's 60,000 updates: fig:group_word_problems
 #   mixers    all mixers on S3, one seed, 10,000 updates: fig:group_word_problems_baselines
 #   silu      the same with SiLU on the keys
 #   screen    S4: what might find its representation, six seeds each, 20,000 smaller updates
-#   search    S4: 24 seeds by `quarters`, which the screening found, the best three go on, with the penalty on
-#             relations and without; MORE="+short" and the like joins more
-#   a5        A5 from random starts: 24 seeds, the best three go on
+#   search    S4: 24 seeds by `quarters`, which the screening found, the best three go on, with the penalty on relations,
+#             sharpened, and without
+#   six       the same with six seeds and none culled
+#   a5        A5 from random starts: 24 seeds, the best three go on; MORE="+short" and the like joins more
 #   figures   no training: figures, tables and findings from the folders of the other pieces, into OUT/figures
 #
 # Each piece has its own folder OUT/PIECE. One that runs into the limit leaves checkpoints there; the same command goes on from
@@ -23,7 +24,7 @@ set -u
 out=${1:?folder for the results}
 shift
 pieces=("$@")
-((${#pieces[@]})) || pieces=(bench timing theory closure ranges mixers screen search a5)
+((${#pieces[@]})) || pieces=(bench timing theory closure ranges mixers screen search six a5)
 python=${PYTHON:-python3}
 export PYTHONPATH=. OMP_NUM_THREADS=4
 deadline=$(($(date +%s) + ${LIMIT:-480}))
@@ -34,7 +35,7 @@ track() { # options of `ckda track`
 }
 figures() { # fig:group_word_problems, fig:group_word_problems_baselines, fig:s3_interpretability
   local name folders piece run
-  for name in words:ranges,theory baselines:mixers,silu beyond:ranges,closure,theory,search,a5 screening:screen,search; do
+  for name in words:ranges,theory baselines:mixers,silu beyond:ranges,closure,theory,search,a5 screening:screen,six; do
     folders=()
     for piece in $(tr , ' ' <<<"${name#*:}"); do [[ -d $out/$piece/runs ]] && folders+=("$out/$piece"); done
     ((${#folders[@]})) && "$python" -m ckda.cli track --collect "${folders[@]}" --out "$out/figures/${name%%:*}"
@@ -48,7 +49,9 @@ for piece in "${pieces[@]}"; do
   case $piece in
     bench) "$python" benchmarks/tracking.py --device "${DEVICE:-cuda}" --out "$out/bench" ;;
     timing) track S3 --recipe fast ;;
-    theory) track A5 --recipe theory,theory+relations ;;
+    theory)
+      track A5 --recipe theory,theory+relations
+      track A5 --recipe theory+sharpen --from "$out/theory/runs/A5-ckda+theory+relations.pt" ;;
     closure) track S3 --recipe closure,closure-alone,closure-strong,3k+relations,defect,3k ;;
     ranges) track S3 S4 --mixer ranges ;;
     mixers) track S3 --mixer all --recipe 10k --seeds 1 --together 9 ;;
@@ -56,7 +59,12 @@ for piece in "${pieces[@]}"; do
     screen)
       track S4 --recipe paper,silu,silu-keys,spread,reflections,quarters,signs,short,generators,involutions,half,homomorphism \
         --steps 20000 --batch 256 --seeds 6 --together 12 --lengths 8,16,32,64,128,512 ;;
-    search) track S4 --recipe "quarters+culled${MORE:-}+relations,quarters+culled${MORE:-}" ;;
+    search)
+      track S4 --recipe quarters+culled+relations,quarters+culled --steps 6000 --cull-at 2400
+      track S4 --recipe quarters+sharpen --from "$out/search/runs/S4-ckda+quarters+culled+relations.pt" ;;
+    six)
+      track S4 --recipe quarters+relations,quarters --steps 6000 --batch 256 --seeds 6
+      track S4 --recipe quarters+sharpen --from "$out/six/runs/S4-ckda+quarters+relations.pt" ;;
     a5) track A5 --recipe "quarters+culled${MORE:-}+relations,short+culled${MORE:-}" ;;
     figures) figures ;;
     *) echo "recipes/tracking.sh: there is no piece '$piece'" >&2; exit 2 ;;
