@@ -260,7 +260,7 @@ def _solver(p: Plan, x: Saved, where: _Chunks, G: Tensor) -> Launch:
         "NC": p.NC,
         "HV": p.HV,
         "C": p.C,
-        "LEVELS": p.C.bit_length() - 1,
+        "LEVELS": p.C.bit_length() - 2,
         "SPLIT": p.split,
         "DOT": _dot(p.dtype),
         "PACKED": p.packed,

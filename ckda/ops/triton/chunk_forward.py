@@ -131,6 +131,38 @@ def _pairwise_products(b_q, b_k, b_log, b_sign, C: tl.constexpr):
 
 
 @triton.jit
+def _inverse(b_N, H: tl.constexpr, LEVELS: tl.constexpr):
+    """(I + N)^-1 of a strictly lower triangular N [H, H], H = 2^LEVELS, in float32.
+
+    The diagonal blocks of size h are inverted, starting at h = 1; two neighbours and the block E below them merge exactly:
+    the inverse of the pair is X - X E X. All pairs of a level merge in one product. Every intermediate is the inverse of a
+    block of the matrix, never a power of N, so it is bounded where the transitions are non-expansive.
+    """
+    b_row, b_column = tl.arange(0, H)[:, None], tl.arange(0, H)[None, :]
+    b_X = tl.where(b_row == b_column, 1.0, 0.0) - tl.where((b_row == b_column + 1) & (b_row % 2 == 1), b_N, 0.0)
+    for level in tl.static_range(1, LEVELS):
+        h = 1 << level
+        m_E = (b_row // (2 * h) == b_column // (2 * h)) & (b_row % (2 * h) >= h) & (b_column % (2 * h) < h)
+        b_EX = tl.dot(tl.where(m_E, b_N, 0.0), b_X, input_precision="tf32x3")
+        b_X -= tl.dot(b_X, b_EX, input_precision="tf32x3")
+    return b_X
+
+
+@triton.jit
+def _store_inverse(
+    b_X, p_solver, p_solver_low, p_solver_rest, o_X, m_X, SPLIT: tl.constexpr, DOT: tl.constexpr
+):  # fmt: skip
+    """A block of the inverse: float32, or where SPLIT in three parts."""
+    b_high = operand(b_X, DOT)
+    tl.store(p_solver + o_X, b_high, mask=m_X)
+    if SPLIT:
+        b_X -= b_high.to(tl.float32)
+        b_low = operand(b_X, DOT)
+        tl.store(p_solver_low + o_X, b_low, mask=m_X)
+        tl.store(p_solver_rest + o_X, operand(b_X - b_low.to(tl.float32), DOT), mask=m_X)
+
+
+@triton.jit
 def solver_kernel(
     p_G,  # float32 [B * T, HV, C] strictly lower triangular
     p_rho,  # float32 [B * T, HV]
@@ -143,38 +175,37 @@ def solver_kernel(
     NC,
     HV: tl.constexpr,
     C: tl.constexpr,
-    LEVELS: tl.constexpr,  # log2 of C
+    LEVELS: tl.constexpr,  # log2 of C / 2
     SPLIT: tl.constexpr,
     DOT: tl.constexpr,
     PACKED: tl.constexpr,
 ):
     """(I + N)^-1, N = G Diag(rho), in float32, one chunk a program of a single warp.
 
-    The diagonal blocks of size h are inverted, starting at h = 1; two neighbours and the block E below them merge exactly:
-    the inverse of the pair is X - X E X. All pairs of a level merge in one product. Every intermediate is the inverse of a
-    block of the matrix, never a power of N, so it is bounded where the transitions are non-expansive.
+    With X and Y the inverses of the two diagonal halves and E the block below, the rest is - Y E X.
     """
     i_chunk, i_hv = tl.program_id(0), tl.program_id(1)
     begin, end = chunk_place(i_chunk, p_starts, p_ends, T, NC, C, PACKED)
-    b_row, b_column = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    m_token = b_row < (end - begin).to(tl.int32)
+    H: tl.constexpr = C // 2
+    num = (end - begin).to(tl.int32)
+    b_row, b_column = tl.arange(0, H)[:, None], tl.arange(0, H)[None, :]
     line = begin * HV + i_hv
-    o_square = b_row * (HV * C) + b_column
-    b_rho = tl.load(p_rho + line + b_column * HV, mask=b_column < (end - begin).to(tl.int32), other=0.0)
-    b_N = tl.load(p_G + line * C + o_square, mask=m_token, other=0.0) * b_rho
-    b_X = tl.where(b_row == b_column, 1.0, 0.0) - tl.where((b_row == b_column + 1) & (b_row % 2 == 1), b_N, 0.0)
-    for level in tl.static_range(1, LEVELS):
-        h = 1 << level
-        m_E = (b_row // (2 * h) == b_column // (2 * h)) & (b_row % (2 * h) >= h) & (b_column % (2 * h) < h)
-        b_EX = tl.dot(tl.where(m_E, b_N, 0.0), b_X, input_precision="tf32x3")
-        b_X -= tl.dot(b_X, b_EX, input_precision="tf32x3")
-    b_high = operand(b_X, DOT)
-    tl.store(p_solver + line * C + o_square, b_high, mask=m_token)
-    if SPLIT:
-        b_X -= b_high.to(tl.float32)
-        b_low = operand(b_X, DOT)
-        tl.store(p_solver_low + line * C + o_square, b_low, mask=m_token)
-        tl.store(p_solver_rest + line * C + o_square, operand(b_X - b_low.to(tl.float32), DOT), mask=m_token)
+    o_X = line * C + b_row * (HV * C) + b_column  # the upper left block
+    o_low = o_X + H * HV * C  # below it
+    m_X, m_Y = b_row < num, b_row + H < num
+    b_rho = tl.load(p_rho + line + b_column * HV, mask=b_column < num, other=0.0)
+    b_rho_Y = tl.load(p_rho + line + (b_column + H) * HV, mask=b_column + H < num, other=0.0)
+    b_N = tl.load(p_G + o_X, mask=m_X, other=0.0) * b_rho
+    b_E = tl.load(p_G + o_low, mask=m_Y, other=0.0) * b_rho
+    b_M = tl.load(p_G + o_low + H, mask=m_Y, other=0.0) * b_rho_Y
+    b_X = _inverse(b_N, H, LEVELS)
+    b_Y = _inverse(b_M, H, LEVELS)
+    b_EX = tl.dot(b_E, b_X, input_precision="tf32x3")
+    b_below = -tl.dot(b_Y, b_EX, input_precision="tf32x3")
+    _store_inverse(b_X, p_solver, p_solver_low, p_solver_rest, o_X, m_X, SPLIT, DOT)
+    _store_inverse(tl.zeros([H, H], tl.float32), p_solver, p_solver_low, p_solver_rest, o_X + H, m_X, SPLIT, DOT)
+    _store_inverse(b_below, p_solver, p_solver_low, p_solver_rest, o_low, m_Y, SPLIT, DOT)
+    _store_inverse(b_Y, p_solver, p_solver_low, p_solver_rest, o_low + H, m_Y, SPLIT, DOT)
 
 
 @triton.jit
