@@ -52,7 +52,7 @@ for piece in "${pieces[@]}"; do
     theory)
       track A5 --recipe theory,theory+relations
       track A5 --recipe theory+sharpen --from "$out/theory/runs/A5-ckda+theory+relations.pt" ;;
-    closure) track S3 --recipe closure,closure-alone,closure-strong,3k+relations,defect,3k ;;
+    closure) track S3 --recipe closure-culled,closure,closure-alone,closure-strong,3k+relations,defect,3k ;;
     ranges) track S3 S4 --mixer ranges ;;
     mixers) track S3 --mixer all --recipe 10k --seeds 1 --together 9 ;;
     silu) track S3 --mixer all --recipe silu-keys+10k --seeds 1 --together 9 ;;
