@@ -8,7 +8,6 @@ train as one program; several runs train side by side. A finished run leaves ``N
 import argparse
 import hashlib
 import io
-import pickle
 import sys
 import time
 from collections.abc import Sequence
@@ -34,6 +33,7 @@ from ckda.tasks.groups import WordProblem, correct_in_passing, read_table, scale
 from ckda.track_recipes import RECIPES, protocol
 from ckda.train import Ensemble, Recipe, TimeUp, train
 from ckda.train.loop import loss_words
+from ckda.train.weights import places_of, read_weights
 
 __all__ = ["add_arguments", "run", "task_named"]
 
@@ -286,38 +286,17 @@ def _ensemble(args: argparse.Namespace, task: WordProblem, mixer: str, name: str
         return Ensemble(build, task, recipe, seeds, device)
     if args.restarts or protocol(name).restarts:
         raise ValueError("--from begins with trained seeds; there is nothing to restart")
-    saved = _read_weights(Path(args.begin), device)
+    saved = read_weights(args.begin, "ckda track", (), device)
     if args.seeds is None:
         seeds = tuple(seed for seed in saved["seeds"] if seed >= args.seed) or seeds
-    missing = [seed for seed in seeds if seed not in saved["seeds"]]
-    if missing:
-        raise ValueError(f"{args.begin} has no seed {missing[0]}; it has {', '.join(map(str, saved['seeds']))}")
+    places = places_of(seeds, saved, args.begin)
     ensemble = Ensemble(build, task, recipe, seeds, device)
-    _begin_from(ensemble, saved, Path(args.begin))
-    return ensemble
-
-
-def _read_weights(path: Path, device: str) -> dict[str, Any]:
-    """What :func:`_weights` wrote."""
-    try:
-        saved = torch.load(path, map_location=device, weights_only=True)
-        if {"seeds", "parameters"} <= saved.keys():
-            return saved
-    except FileNotFoundError as error:
-        raise ValueError(f"{path} does not exist; --from takes a file runs/NAME.pt that `ckda track` wrote") from error
-    except (pickle.UnpicklingError, RuntimeError, EOFError, AttributeError, OSError) as error:
-        raise ValueError(f"{path} holds no weights; --from takes a file runs/NAME.pt") from error
-    raise ValueError(f"{path} holds no weights; --from takes a file runs/NAME.pt")
-
-
-def _begin_from(ensemble: Ensemble, saved: dict[str, Any], path: Path) -> None:
-    """Put the weights of the ensemble's seeds in the place of its initial ones."""
-    places = [saved["seeds"].index(seed) for seed in ensemble.seeds]
     try:
         parameters = {name: p[places] for name, p in saved["parameters"].items()}
-        ensemble.begin_from(parameters, hashlib.sha256(path.read_bytes()).hexdigest()[:16])
+        ensemble.begin_from(parameters, hashlib.sha256(Path(args.begin).read_bytes()).hexdigest()[:16])
     except (RuntimeError, KeyError, TypeError, IndexError) as error:
-        raise ValueError(f"{path} holds no weights of this group and mixer") from error
+        raise ValueError(f"{args.begin} holds no weights of this group and mixer") from error
+    return ensemble
 
 
 def _recipe(args: argparse.Namespace, name: str) -> tuple[Recipe, int]:

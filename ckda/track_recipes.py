@@ -45,7 +45,7 @@ RECIPES: dict[str, Protocol] = {
         "the closure penalty without the orthogonality penalty", {"steps": 4000, "penalties": {"closure": 0.1}}
     ),
     "closure-culled": Protocol(
-        "the same from eight seeds, of which the best three go on after a quarter of 3600 updates of 128 words",
+        "the closure penalty alone, eight seeds, of which the best three go on after a quarter of 3600 updates of 128 words",
         {"steps": 3600, "batch": 128, "cull_at": 900, "keep": 3, "penalties": {"closure": 0.1}},
         restarts=8,
     ),

@@ -13,7 +13,6 @@ of the loop look the same to them.
 
 import argparse
 import math
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from ckda.layers.complex_kda import RANGES
 from ckda.models.audio import Continuer, build
 from ckda.record import environment, read_json, write_json
 from ckda.tasks.audio import Continuation
+from ckda.train.weights import places_of, read_weights
 
 __all__ = ["ablate", "complex_projector", "load_replica", "played", "spectra", "told_apart", "who_counts"]
 
@@ -45,19 +45,15 @@ def complex_projector(A: Tensor, tolerance: float = 1e-6) -> Tensor:
 
 def load_replica(path: str | Path, seed: int | None = None) -> tuple[str, int, Continuer]:
     """Arm, seed and model from the weights that ``ckda audio`` left; the first seed unless one is named."""
+    saved = read_weights(path, "ckda audio", ("arm",))
+    arm, parameters = saved["arm"], saved["parameters"]
+    chosen = saved["seeds"][0] if seed is None else seed
+    (place,) = places_of([chosen], saved, path)
     try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-        arm, seeds, parameters = (saved[name] for name in ("arm", "seeds", "parameters"))
-        chosen = seeds[0] if seed is None else seed
-        frame = parameters["embed.weight"].shape[-1]
-    except FileNotFoundError as error:
-        raise ValueError(f"{path} does not exist; give a file runs/NAME.pt that `ckda audio` wrote") from error
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError, ValueError, OSError) as error:
+        model = build(arm, parameters["embed.weight"].shape[-1])
+        model.load_state_dict({name: p[place] for name, p in parameters.items()})
+    except (RuntimeError, KeyError, TypeError, ValueError, IndexError) as error:
         raise ValueError(f"{path} holds no weights of `ckda audio`; give a file runs/NAME.pt") from error
-    if chosen not in seeds:
-        raise ValueError(f"{path} has no seed {chosen}; it has {', '.join(map(str, seeds))}")
-    model = build(arm, frame)
-    model.load_state_dict({name: p[seeds.index(chosen)] for name, p in parameters.items()})
     return arm, chosen, model
 
 

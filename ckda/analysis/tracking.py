@@ -13,7 +13,6 @@ the words, for nothing corrects it; once it is as large as the distance of the c
 """
 
 import argparse
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from ckda.record import environment, write_json
 from ckda.report.tracking import mechanism_figure
 from ckda.tasks.groups import WordProblem
 from ckda.tasks.relations import inexactness
+from ckda.train.weights import places_of, read_weights
 
 __all__ = ["class_states", "exactness", "found_representation", "load_replica", "mechanism", "silenced"]
 
@@ -39,19 +39,15 @@ def load_replica(path: str | Path, seed: int | None = None) -> tuple[dict[str, A
     """What a file runs/NAME.pt of ``ckda track`` is, its task, and the model of this seed (None: the best one)."""
     from ckda.track import task_named
 
+    saved = read_weights(path, "ckda track", ("group", "mixer", "recipe", "best", "model"))
+    about = {name: x for name, x in saved.items() if name != "parameters"}
+    chosen = about["seeds"][about["best"]] if seed is None else seed
+    (place,) = places_of([chosen], saved, path)
     try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-        about = {name: saved[name] for name in ("group", "mixer", "recipe", "seeds", "best", "model")}
-        parameters = saved["parameters"]
-        chosen = about["seeds"][about["best"]] if seed is None else seed
-        if chosen not in about["seeds"]:
-            raise ValueError(f"{path} has no seed {chosen}; it has {', '.join(map(str, about['seeds']))}")
         task = task_named(about["group"])
         model = build_tracker(about["mixer"], task, **about["model"])
-        model.load_state_dict({name: p[about["seeds"].index(chosen)] for name, p in parameters.items()})
-    except FileNotFoundError as error:
-        raise ValueError(f"{path} does not exist; give a file runs/NAME.pt that `ckda track` wrote") from error
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError, IndexError, OSError) as error:
+        model.load_state_dict({name: p[place] for name, p in saved["parameters"].items()})
+    except (RuntimeError, KeyError, TypeError, IndexError) as error:
         raise ValueError(f"{path} holds no weights of `ckda track`; give a file runs/NAME.pt") from error
     return about | {"seed": chosen}, task, model
 

@@ -311,8 +311,8 @@ def _carry(matrices: Tensor, offsets: Tensor) -> Tensor:
 
 
 def _inner(call: Call, p: Plan) -> Tensor:
-    """float32 zeros [B, num_segments - 1, HV, K, V], for all segments but one."""
-    return call.v.new_zeros(p.B, p.num_segments - 1, p.HV, p.K, p.V, dtype=torch.float32)
+    """float32 [B, num_segments - 1, HV, K, V], for all segments but one."""
+    return call.v.new_empty(p.B, p.num_segments - 1, p.HV, p.K, p.V, dtype=torch.float32)
 
 
 def _segment_starts(call: Call, p: Plan, x: Saved, where: _Chunks) -> Tensor:
@@ -323,7 +323,7 @@ def _segment_starts(call: Call, p: Plan, x: Saved, where: _Chunks) -> Tensor:
     offsets, last = _inner(call, p), p.num_segments - 1
     given, initial = call.start_state(), None
     if call.initial_state is not None:
-        initial = _inner(call, p)
+        initial = _inner(call, p).zero_()
         initial[:, 0] = given
     _state(call, p, x, where, initial, None, offsets, "offset", range(last))()
     if last > 1:
@@ -407,7 +407,7 @@ def _segment_ends(call: Call, p: Plan, x: Saved, where: _Chunks, do: Tensor, dfi
     """The gradient of the state after every segment, [B * num_segments, HV, K, V]: the adjoint of :func:`_segment_starts`."""
     offsets, given = _inner(call, p), call.zero_state().float() if dfinal is None else dfinal
     if dfinal is not None:
-        dfinal = _inner(call, p)
+        dfinal = _inner(call, p).zero_()
         dfinal[:, -1] = given
     _reverse(call, p, x, where, do, dfinal, offsets, {}, range(1, p.num_segments))()
     carried = _carry(x.transitions.mT.flip(1), offsets.flip(1)).flip(1)
