@@ -12,6 +12,7 @@ from torch import Tensor
 from ckda.ops.call import Call, Gradients
 from ckda.ops.triton.chunk_backward import contract_kernel, gradient_kernel, pair_kernel, reverse_kernel
 from ckda.ops.triton.chunk_forward import intra_kernel, solver_kernel, state_kernel
+from ckda.ops.triton import hopper
 from ckda.ops.triton.launch import Launch, assemble, contiguous, gate_arguments, power_of_two
 
 __all__ = ["CHUNK", "Plan", "backward", "forward", "launches", "plan", "saved_like"]
@@ -19,6 +20,8 @@ __all__ = ["CHUNK", "Plan", "backward", "forward", "launches", "plan", "saved_li
 CHUNK = 32  # e^5 a step from the middle of 32 tokens stays within e^80, which bfloat16 and float32 hold
 FAST = {torch.bfloat16: "bf16"}  # input dtypes whose products take half-precision operands; float16 lacks the range
 SEGMENT = 128  # chunks of a segment, where a sequence is split
+HOPPER = True
+HOPPER_STAGES = 3
 SPLIT_FROM = 512  # chunks from which a sequence is split: shorter ones fill the card by their batch
 
 
@@ -139,6 +142,12 @@ def _is_given(call: Call) -> bool:
 def _is_bounded(call: Call) -> bool:
     """Whether |alpha| is at least e^-5."""
     return call.gate in ("signed", "sigmoid")
+
+
+def _is_hopper(call: Call, p: Plan, *tiled: Tensor | None) -> bool:
+    """Whether the passes over the chunks are those of ckda/ops/triton/hopper.py: whole chunks, and tiles at 16 bytes."""
+    whole = p.split and _is_bounded(call) and not p.packed and p.T % p.C == 0
+    return whole and HOPPER and hopper.serves(call.v, p.K, p.V) and all(x is None or x.data_ptr() % 16 == 0 for x in tiled)
 
 
 def _dot(dtype: torch.dtype) -> str:
@@ -296,6 +305,8 @@ def _state(
         "STORE_FINAL": final is not None,
         "SUMMARY": summary,
     }
+    if _is_hopper(call, p, call.v, o):
+        return hopper.launch(hopper.hopper_state_kernel, arguments | {"N": p.N}, HOPPER_STAGES)
     return Launch(state_kernel, (-(-V // BV) * p.HV * p.N * len(segments),), arguments, num_warps=4)
 
 
@@ -398,6 +409,8 @@ def _reverse(
         "STORE_DUY": outputs.get("p_duy") is not None,
         "SUMMARY": not outputs,
     }
+    if _is_hopper(call, p, do) and not arguments["STORE_DUY"]:
+        return hopper.launch(hopper.hopper_reverse_kernel, arguments | outputs | {"N": p.N}, HOPPER_STAGES)
     grid = (-(-p.V // BV) * p.HV * p.N * len(segments),)
     num_stages = 3 if p.split and p.K <= 128 else 2  # a third would not fit into the 99 KiB of sm_89 elsewhere
     return Launch(reverse_kernel, grid, arguments | outputs, num_warps=4, num_stages=num_stages)

@@ -1,0 +1,495 @@
+"""The two passes over the chunks for Hopper, in Triton's lower-level dialect (Gluon): the sums of `state_kernel` and
+`reverse_kernel`, for whole chunks of bfloat16 with bounded gates.
+
+Few programs run at a time here, each a long chain of small products, so what counts is how long one chunk takes. One warp fetches the
+tiles ahead (tensor memory accelerator), four compute. Results leave by the same way, products that nobody waits for run
+while others are awaited, and nothing but a tile on its way out passes through shared memory. Everything is transposed, [values,
+channels] or [values, tokens]: 64 value columns are the height of the matrix instruction.
+
+Names as in ckda/ops/triton/tile.py; t_ is a tensor of which tiles are taken, s_ a tile in shared memory, [STAGES, ...] those of
+the next chunks too.
+"""
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from ckda.ops.triton.launch import Launch
+
+__all__ = ["hopper_reverse_kernel", "hopper_state_kernel", "launch", "serves"]
+
+BV = gl.constexpr(64)  # the value columns of one program
+DT = gl.constexpr(gl.bfloat16)
+
+
+@gluon.constexpr_function
+def _tile_layout(rows, columns):
+    """A tile [rows, columns] in shared memory."""
+    return gl.NVMMASharedLayout.get_default_for([rows, columns], gl.bfloat16)
+
+
+@gluon.constexpr_function
+def _product(columns):
+    """The layout of a product [BV, columns]."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16])
+
+
+@gluon.constexpr_function
+def _left(columns):
+    """The layout of the left operand of such a product."""
+    return gl.DotOperandLayout(operand_index=0, parent=_product(columns), k_width=2)
+
+
+@gluon.jit
+def _rounded(b_x):
+    """x in bfloat16, two numbers an instruction."""
+    return gl.inline_asm_elementwise(
+        "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [b_x], dtype=gl.bfloat16, is_pure=True, pack=2
+    )
+
+
+@gluon.jit
+def _rest(b_x, b_high):
+    """What the rounding of x left, in bfloat16."""
+    return _rounded(b_x - b_high.to(gl.float32))
+
+
+@gluon.jit
+def _times(b_a, s_b, N: gl.constexpr):
+    """a b, begun."""
+    b_zero = gl.zeros([BV, N], gl.float32, _product(N))
+    return warpgroup_mma(gl.convert_layout(b_a, _left(N)), s_b, b_zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _plus(b_sum, b_a, s_b, N: gl.constexpr):
+    """sum + a b, begun."""
+    return warpgroup_mma(gl.convert_layout(b_a, _left(N)), s_b, b_sum, is_async=True)
+
+
+@gluon.jit
+def _times_solver(b_r, s_high, s_low, s_rest, C: gl.constexpr):
+    """r (high + low + rest), begun."""
+    b_high = _rounded(b_r)
+    b_y = _plus(_plus(_times(b_high, s_rest, C), b_high, s_low, C), b_high, s_high, C)
+    return _plus(b_y, _rest(b_r, b_high), s_high, C)
+
+
+@gluon.jit
+def _place(NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS, HV: gl.constexpr, V: gl.constexpr):
+    """A program's block of values, value head and segment, the segment's first chunk, and how many chunks it has."""
+    i = gl.program_id(0)
+    NV: gl.constexpr = V // BV
+    i_v, i_hv, i_n = i % NV, (i // NV) % HV, i // (NV * HV)
+    i_segment = FIRST_SEGMENT + i_n % NUM_SEGMENTS
+    first = (i_n // NUM_SEGMENTS) * NC + i_segment * SEGMENT
+    return i_v, i_hv, i_n, first, gl.minimum(SEGMENT, NC - i_segment * SEGMENT)
+
+
+@gluon.jit
+def _state_offsets(i_v, i_hv, i_n, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr):
+    """Where a program's state [BV, K] lies in float32 [N, HV, K, V]; its values and channels."""
+    b_value = i_v * BV + gl.arange(0, BV, gl.SliceLayout(1, _product(K)))
+    b_channel = gl.arange(0, K, gl.SliceLayout(0, _product(K)))
+    o_state = (i_n.to(gl.int64) * HV + i_hv) * (K * V)
+    return o_state + b_channel[None, :] * V + b_value[:, None], b_value, b_channel
+
+
+@gluon.jit
+def _fetch(
+    tiles,  # of (tensor, tile, column)
+    p_rho, p_norm2, p_decay, p_next, s_scalars, s_decays, ready, free, first, num, i_hv,
+    HV: gl.constexpr, K: gl.constexpr, C: gl.constexpr, BYTES: gl.constexpr, STAGES: gl.constexpr, REVERSED: gl.constexpr,
+):  # fmt: skip
+    """One warp that fetches the chunks in order: their tiles, rho and |k|^2 of their tokens, their decay and the next chunk's."""
+    LINE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    b_token = gl.arange(0, C, LINE) * HV + i_hv
+    b_channel = gl.arange(0, K, LINE) + i_hv * K
+    for step in range(num):
+        slot = step % STAGES
+        chunk, following = first + step, first + gl.minimum(step + 1, num - 1)
+        if REVERSED:
+            chunk, following = first + num - 1 - step, first + gl.maximum(num - 2 - step, 0)
+        bar = ready.index(slot)
+        mbarrier.wait(free.index(slot), ((step // STAGES) & 1) ^ 1)
+        mbarrier.expect(bar, BYTES)
+        for n in gl.static_range(len(tiles)):
+            tma.async_copy_global_to_shared(tiles[n][0], [chunk * C, tiles[n][2]], bar, tiles[n][1].index(slot))
+        o_line = chunk.to(gl.int64) * (C * HV)
+        async_copy.async_copy_global_to_shared(s_scalars.index(slot * 2), p_rho + o_line + b_token)
+        async_copy.async_copy_global_to_shared(s_scalars.index(slot * 2 + 1), p_norm2 + o_line + b_token)
+        async_copy.async_copy_global_to_shared(s_decays.index(slot * 2), p_decay + chunk.to(gl.int64) * (HV * K) + b_channel)
+        async_copy.async_copy_global_to_shared(
+            s_decays.index(slot * 2 + 1), p_next + following.to(gl.int64) * (HV * K) + b_channel
+        )
+        async_copy.mbarrier_arrive(bar, increment_count=False)
+
+
+@gluon.jit
+def _barriers(STAGES: gl.constexpr):
+    """For each stage: whether its tiles have come (the accelerator's bytes and the 32 threads' copies), and whether they are used up."""
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for s in gl.static_range(STAGES):
+        mbarrier.init(ready.index(s), count=33)
+        mbarrier.init(free.index(s), count=1)
+    fence_async_shared()
+    return ready, free
+
+
+@gluon.jit
+def _lines(STAGES: gl.constexpr, K: gl.constexpr, C: gl.constexpr):
+    """Room for what `_fetch` brings beside the tiles."""
+    LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    s_scalars = gl.allocate_shared_memory(gl.float32, [STAGES * 2, C], LINE)
+    return s_scalars, gl.allocate_shared_memory(gl.float32, [STAGES * 2, K], LINE)
+
+
+@gluon.jit
+def _room(n: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr):
+    """Room for n tiles."""
+    return gl.allocate_shared_memory(DT, [n, rows, columns], _tile_layout(rows, columns))
+
+
+@gluon.jit
+def _run_states(
+    p_initial, p_start, p_final, t_o, t_y, t_y_low, t_states,
+    s_k_forward, s_k_back, s_q_forward, s_v, s_A, s_solver, s_solver_low, s_solver_rest, s_scalars, s_decays, s_S, s_y, s_y_low, s_o,
+    ready, free, i_v, i_hv, i_n, first, num,
+    HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, C: gl.constexpr,
+    HAS_INITIAL: gl.constexpr, STORE_FINAL: gl.constexpr, SUMMARY: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The four warps of `hopper_state_kernel` that compute."""
+    OUTPUTS: gl.constexpr = SUMMARY == "none"
+    VALUES: gl.constexpr = SUMMARY != "transition"
+    by_token: gl.constexpr = gl.SliceLayout(0, _product(C))
+    by_channel: gl.constexpr = gl.SliceLayout(0, _product(K))
+    o_state, b_value, b_channel = _state_offsets(i_v, i_hv, i_n, HV, K, V)
+    b_S = gl.zeros([BV, K], gl.float32, _product(K))
+    if SUMMARY == "transition":
+        b_S += gl.where(b_channel[None, :] == b_value[:, None], 1.0, 0.0)
+    elif HAS_INITIAL:
+        b_S += gl.load(p_initial + o_state)
+    b_S *= gl.load(p_start + (first.to(gl.int64) * HV + i_hv) * K + b_channel)[None, :]
+    for step in range(num):
+        slot = step % STAGES
+        row, column = (first + step) * C, i_hv * V + i_v * BV
+        mbarrier.wait(ready.index(slot), (step // STAGES) & 1)
+        s_kf = s_k_forward.index(slot).permute((1, 0))
+        b_high = _rounded(b_S)
+        b_r = _times(b_high, s_kf, C)
+        b_r = _plus(b_r, _rest(b_S, b_high), s_kf, C)
+        if OUTPUTS:
+            b_o = _times(b_high, s_q_forward.index(slot).permute((1, 0)), C)
+            s_S.store(b_high)
+            fence_async_shared()
+            tma.store_wait(0)
+            gl.thread_barrier()  # the state is written, and the last chunk's y and o have left
+            tma.async_copy_shared_to_global(t_states, [((first + step) * HV + i_hv) * V + i_v * BV, 0], s_S)
+        b_rho = s_scalars.index(slot * 2).load(by_token)
+        if VALUES:
+            b_length = gl.sqrt(s_scalars.index(slot * 2 + 1).load(by_token))
+            b_v = s_v.index(slot).permute((1, 0)).load(_product(C)).to(gl.float32)
+        b_r = -warpgroup_mma_wait(1 if OUTPUTS else 0, deps=[b_r])
+        if VALUES:
+            b_r += b_v * b_length[None, :]
+        s_high = s_solver.index(slot).permute((1, 0))
+        s_low, s_rest = s_solver_low.index(slot).permute((1, 0)), s_solver_rest.index(slot).permute((1, 0))
+        b_y = _times_solver(b_r, s_high, s_low, s_rest, C)
+        b_y = warpgroup_mma_wait(0, deps=[b_y])
+        b_u = b_y * b_rho[None, :]
+        b_high = _rounded(b_u)
+        b_low = _rest(b_u, b_high)
+        s_kb = s_k_back.index(slot)
+        b_added = _plus(_times(b_high, s_kb, K), b_low, s_kb, K)
+        if OUTPUTS:
+            b_o = warpgroup_mma_wait(2, deps=[b_o])
+            s_A_t = s_A.index(slot).permute((1, 0))
+            b_Au = _plus(_times(b_high, s_A_t, C), b_low, s_A_t, C)
+            b_high = _rounded(b_y)
+            s_y.permute((1, 0)).store(b_high)
+            s_y_low.permute((1, 0)).store(_rest(b_y, b_high))
+            fence_async_shared()
+            gl.thread_barrier()
+            tma.async_copy_shared_to_global(t_y, [row, column], s_y)
+            tma.async_copy_shared_to_global(t_y_low, [row, column], s_y_low)
+        b_end = s_decays.index(slot * 2).load(by_channel)
+        b_next = gl.where(step + 1 < num, s_decays.index(slot * 2 + 1).load(by_channel), 1.0)
+        if OUTPUTS:
+            b_Au = warpgroup_mma_wait(0, deps=[b_Au])
+            s_o.permute((1, 0)).store(_rounded(b_o + b_Au))
+            fence_async_shared()
+            tma.store_wait(2)
+        b_added = warpgroup_mma_wait(0, deps=[b_added])
+        gl.thread_barrier()  # all are done with this chunk's tiles, o is written, and the state has left
+        mbarrier.arrive(free.index(slot), count=1)
+        if OUTPUTS:
+            tma.async_copy_shared_to_global(t_o, [row, column], s_o)
+        b_S = (b_S + b_added) * b_end[None, :] * b_next[None, :]
+    if OUTPUTS:
+        tma.store_wait(0)
+    if STORE_FINAL:
+        gl.store(p_final + o_state, b_S)
+
+
+@gluon.jit
+def hopper_state_kernel(
+    t_v,  # tiles [C, BV] of [B * T, HV * V]
+    t_q_forward,  # tiles [C, K] of [B * T, HV * K]
+    t_k_forward,
+    t_k_back,
+    t_A,  # tiles [C, C] of [B * T, HV * C]
+    t_solver,
+    t_solver_low,
+    t_solver_rest,
+    p_rho,  # [B * T, HV]
+    p_norm2,
+    p_start,  # [B * NC, HV, K]
+    p_end,
+    p_initial,  # float32 [N, HV, K, V]
+    t_o,  # out, tiles [C, BV] of [B * T, HV * V]
+    t_y,
+    t_y_low,
+    t_states,  # out, tiles [BV, K] of [B * NC * HV * V, K]
+    p_final,  # out float32 [N, HV, K, V]
+    NC,
+    SEGMENT,
+    FIRST_SEGMENT,
+    NUM_SEGMENTS,
+    HV: gl.constexpr,
+    K: gl.constexpr,
+    V: gl.constexpr,
+    C: gl.constexpr,
+    HAS_INITIAL: gl.constexpr,
+    STORE_FINAL: gl.constexpr,
+    SUMMARY: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """`state_kernel`: the state from chunk to chunk, and the outputs."""
+    i_v, i_hv, i_n, first, num = _place(NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS, HV, V)
+    ready, free = _barriers(STAGES)
+    s_scalars, s_decays = _lines(STAGES, K, C)
+    s_k_forward, s_k_back = _room(STAGES, C, K), _room(STAGES, C, K)
+    s_solver, s_solver_low, s_solver_rest = _room(STAGES, C, C), _room(STAGES, C, C), _room(STAGES, C, C)
+    tiles = (
+        (t_k_forward, s_k_forward, i_hv * K),
+        (t_solver_rest, s_solver_rest, i_hv * C),
+        (t_solver_low, s_solver_low, i_hv * C),
+        (t_solver, s_solver, i_hv * C),
+        (t_k_back, s_k_back, i_hv * K),
+    )
+    s_v, s_q_forward, s_A, s_S, s_y, s_y_low, s_o = s_k_back, s_k_back, s_k_back, s_k_back, s_k_back, s_k_back, s_k_back
+    if SUMMARY != "transition":
+        s_v = _room(STAGES, C, BV)
+        tiles = tiles + ((t_v, s_v, i_hv * V + i_v * BV),)
+    if SUMMARY == "none":
+        s_q_forward, s_A = _room(STAGES, C, K), _room(STAGES, C, C)
+        tiles = tiles + ((t_q_forward, s_q_forward, i_hv * K), (t_A, s_A, i_hv * C))
+        s_S = _room(1, BV, K).index(0)
+        s_y, s_y_low, s_o = _room(1, C, BV).index(0), _room(1, C, BV).index(0), _room(1, C, BV).index(0)
+    more: gl.constexpr = 1 if SUMMARY == "none" else 0
+    columns: gl.constexpr = (2 + more) * K + (3 + more) * C + (0 if SUMMARY == "transition" else BV)
+    gl.warp_specialize(
+        [
+            (
+                _run_states,
+                (
+                    p_initial, p_start, p_final, t_o, t_y, t_y_low, t_states,
+                    s_k_forward, s_k_back, s_q_forward, s_v, s_A, s_solver, s_solver_low, s_solver_rest,
+                    s_scalars, s_decays, s_S, s_y, s_y_low, s_o,
+                    ready, free, i_v, i_hv, i_n, first, num,
+                    HV, K, V, C, HAS_INITIAL, STORE_FINAL, SUMMARY, STAGES,
+                ),
+            ),
+            (
+                _fetch,
+                (
+                    tiles, p_rho, p_norm2, p_end, p_start, s_scalars, s_decays, ready, free, first, num, i_hv,
+                    HV, K, C, 2 * C * columns, STAGES, False,
+                ),
+            ),
+        ],
+        [1],
+        [24],
+    )  # fmt: skip
+
+
+@gluon.jit
+def _run_gradients(
+    p_dfinal, p_end, p_dinitial, t_dv, t_dstates,
+    s_k_forward, s_k_back, s_q_forward, s_do, s_A, s_solver, s_solver_low, s_solver_rest, s_scalars, s_decays, s_dS, s_dv,
+    ready, free, i_v, i_hv, i_n, first, num,
+    HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, C: gl.constexpr,
+    HAS_FINAL: gl.constexpr, STORE_INITIAL: gl.constexpr, SUMMARY: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The four warps of `hopper_reverse_kernel` that compute."""
+    by_token: gl.constexpr = gl.SliceLayout(0, _product(C))
+    by_channel: gl.constexpr = gl.SliceLayout(0, _product(K))
+    o_state, b_value, b_channel = _state_offsets(i_v, i_hv, i_n, HV, K, V)
+    b_dS = gl.zeros([BV, K], gl.float32, _product(K))
+    if HAS_FINAL:
+        b_dS += gl.load(p_dfinal + o_state)
+    b_dS *= gl.load(p_end + ((first + num - 1).to(gl.int64) * HV + i_hv) * K + b_channel)[None, :]
+    for step in range(num):
+        slot, chunk = step % STAGES, first + num - 1 - step
+        mbarrier.wait(ready.index(slot), (step // STAGES) & 1)
+        b_do = s_do.index(slot).permute((1, 0)).load(_left(C))
+        s_kb = s_k_back.index(slot).permute((1, 0))
+        b_high = _rounded(b_dS)
+        b_du = _times(b_high, s_kb, C)
+        b_du = _plus(b_du, _rest(b_dS, b_high), s_kb, C)
+        b_Ado = _times(b_do, s_A.index(slot), C)
+        b_added = _times(b_do, s_q_forward.index(slot), K)
+        if not SUMMARY:
+            s_dS.store(b_high)
+            fence_async_shared()
+            tma.store_wait(0)
+            gl.thread_barrier()  # dS is written, and the last chunk's dv has left
+            tma.async_copy_shared_to_global(t_dstates, [(chunk * HV + i_hv) * V + i_v * BV, 0], s_dS)
+        b_rho = s_scalars.index(slot * 2).load(by_token)
+        b_length = gl.sqrt(s_scalars.index(slot * 2 + 1).load(by_token))
+        b_du, b_Ado = warpgroup_mma_wait(1, deps=[b_du, b_Ado])
+        b_du = (b_Ado + b_du) * b_rho[None, :]
+        b_dr = _times_solver(b_du, s_solver.index(slot), s_solver_low.index(slot), s_solver_rest.index(slot), C)
+        b_added = warpgroup_mma_wait(4, deps=[b_added])
+        b_dS += b_added
+        b_dr = warpgroup_mma_wait(0, deps=[b_dr])
+        s_kf = s_k_forward.index(slot)
+        b_high = _rounded(b_dr)
+        b_taken = _plus(_times(b_high, s_kf, K), _rest(b_dr, b_high), s_kf, K)
+        if not SUMMARY:
+            s_dv.permute((1, 0)).store(_rounded(b_dr * b_length[None, :]))
+            fence_async_shared()
+            tma.store_wait(0)
+        b_decay = s_decays.index(slot * 2).load(by_channel)
+        b_next = gl.where(step + 1 < num, s_decays.index(slot * 2 + 1).load(by_channel), 1.0)
+        b_taken = warpgroup_mma_wait(0, deps=[b_taken])
+        gl.thread_barrier()  # all are done with this chunk's tiles, dv is written, and dS has left
+        mbarrier.arrive(free.index(slot), count=1)
+        if not SUMMARY:
+            tma.async_copy_shared_to_global(t_dv, [chunk * C, i_hv * V + i_v * BV], s_dv)
+        b_dS = (b_dS - b_taken) * b_decay[None, :] * b_next[None, :]
+    if not SUMMARY:
+        tma.store_wait(0)
+    if STORE_INITIAL:
+        gl.store(p_dinitial + o_state, b_dS)
+
+
+@gluon.jit
+def hopper_reverse_kernel(
+    t_do,  # tiles [C, BV] of [B * T, HV * V]
+    t_q_forward,  # tiles [C, K] of [B * T, HV * K]
+    t_k_forward,
+    t_k_back,
+    t_A,  # tiles [C, C] of [B * T, HV * C]
+    t_solver,
+    t_solver_low,
+    t_solver_rest,
+    p_rho,  # [B * T, HV]
+    p_norm2,
+    p_start,  # [B * NC, HV, K]
+    p_end,
+    p_dfinal,  # float32 [N, HV, K, V]
+    t_dv,  # out, tiles [C, BV] of [B * T, HV * V]
+    t_dstates,  # out, tiles [BV, K] of [B * NC * HV * V, K]
+    p_dinitial,  # out float32 [N, HV, K, V]
+    NC,
+    SEGMENT,
+    FIRST_SEGMENT,
+    NUM_SEGMENTS,
+    HV: gl.constexpr,
+    K: gl.constexpr,
+    V: gl.constexpr,
+    C: gl.constexpr,
+    HAS_FINAL: gl.constexpr,
+    STORE_INITIAL: gl.constexpr,
+    SUMMARY: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """`reverse_kernel`: the gradient of the state from chunk to chunk, backwards."""
+    i_v, i_hv, i_n, first, num = _place(NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS, HV, V)
+    ready, free = _barriers(STAGES)
+    s_scalars, s_decays = _lines(STAGES, K, C)
+    s_k_forward, s_k_back, s_q_forward = _room(STAGES, C, K), _room(STAGES, C, K), _room(STAGES, C, K)
+    s_solver, s_solver_low, s_solver_rest = _room(STAGES, C, C), _room(STAGES, C, C), _room(STAGES, C, C)
+    s_A, s_do = _room(STAGES, C, C), _room(STAGES, C, BV)
+    s_dS, s_dv = s_k_back, s_do  # not used where SUMMARY
+    if not SUMMARY:
+        s_dS, s_dv = _room(1, BV, K).index(0), _room(1, C, BV).index(0)
+    tiles = (
+        (t_do, s_do, i_hv * V + i_v * BV),
+        (t_k_back, s_k_back, i_hv * K),
+        (t_A, s_A, i_hv * C),
+        (t_q_forward, s_q_forward, i_hv * K),
+        (t_solver_rest, s_solver_rest, i_hv * C),
+        (t_solver_low, s_solver_low, i_hv * C),
+        (t_solver, s_solver, i_hv * C),
+        (t_k_forward, s_k_forward, i_hv * K),
+    )
+    gl.warp_specialize(
+        [
+            (
+                _run_gradients,
+                (
+                    p_dfinal, p_end, p_dinitial, t_dv, t_dstates,
+                    s_k_forward, s_k_back, s_q_forward, s_do, s_A, s_solver, s_solver_low, s_solver_rest,
+                    s_scalars, s_decays, s_dS, s_dv,
+                    ready, free, i_v, i_hv, i_n, first, num,
+                    HV, K, V, C, HAS_FINAL, STORE_INITIAL, SUMMARY, STAGES,
+                ),
+            ),
+            (
+                _fetch,
+                (
+                    tiles, p_rho, p_norm2, p_start, p_end, s_scalars, s_decays, ready, free, first, num, i_hv,
+                    HV, K, C, 2 * C * (3 * K + 4 * C + BV), STAGES, True,
+                ),
+            ),
+        ],
+        [1],
+        [24],
+    )  # fmt: skip
+
+
+def serves(x: Tensor, K: int, V: int) -> bool:
+    """Whether these kernels run on the device of x, for such heads. Gluon has changed from version to version: only the one they were tried on."""
+    on_hopper = x.is_cuda and torch.cuda.get_device_capability(x.device)[0] == 9
+    return on_hopper and triton.__version__.startswith("3.6.") and K in (64, 128) and V % BV.value == 0
+
+
+def _tiles(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """Tiles [rows, columns] of a contiguous tensor seen as a matrix."""
+    return TensorDescriptor.from_tensor(x, [rows, columns], _tile_layout(rows, columns))
+
+
+def launch(kernel: Any, arguments: dict[str, Any], stages: int) -> Launch:
+    """The launch of one of the two kernels, from the arguments of the portable one."""
+    K, V, C, bv = (arguments["K"], arguments["V"], arguments["C"], BV.value)
+    widths = dict.fromkeys(("v", "o", "y", "y_low", "do", "dv"), bv) | dict.fromkeys(("q_forward", "k_forward", "k_back"), K)
+    given: dict[str, Any] = {"STAGES": stages}
+    for name in kernel.arg_names:
+        if not name.startswith("t_"):
+            given.setdefault(name, arguments.get(name))
+            continue
+        x = arguments["p_" + name[2:]]
+        if x is not None and "states" in name:
+            given[name] = _tiles(x.flatten(0, 2), bv, K)
+        elif x is not None:
+            given[name] = _tiles(x.flatten(0, 1).flatten(1), C, widths.get(name[2:], C))
+        else:
+            given[name] = None
+    segments = arguments["NUM_SEGMENTS"] * arguments["N"]
+    return Launch(kernel, (V // bv * arguments["HV"] * segments,), given, num_warps=4)
