@@ -12,7 +12,7 @@ from torch import Tensor
 from ckda.ops.call import Call, Gradients
 from ckda.ops.triton.chunk_backward import contract_kernel, gradient_kernel, pair_kernel, reverse_kernel
 from ckda.ops.triton.chunk_forward import intra_kernel, solver_kernel, state_kernel
-from ckda.ops.triton import hopper
+from ckda.ops.triton import hopper, hopper_gradient
 from ckda.ops.triton.launch import Launch, assemble, contiguous, gate_arguments, power_of_two
 
 __all__ = ["CHUNK", "Plan", "backward", "forward", "launches", "plan", "saved_like"]
@@ -20,8 +20,8 @@ __all__ = ["CHUNK", "Plan", "backward", "forward", "launches", "plan", "saved_li
 CHUNK = 32  # e^5 a step from the middle of 32 tokens stays within e^80, which bfloat16 and float32 hold
 FAST = {torch.bfloat16: "bf16"}  # input dtypes whose products take half-precision operands; float16 lacks the range
 SEGMENT = 128  # chunks of a segment, where a sequence is split
-HOPPER = True
-HOPPER_STAGES = 3
+HOPPER = FUSED = True
+OUTPUTS = ("q_forward", "A", "o", "y", "y_low", "states")  # tiles that only the whole state pass needs
 SPLIT_FROM = 512  # chunks from which a sequence is split: shorter ones fill the card by their batch
 
 
@@ -305,8 +305,13 @@ def _state(
         "STORE_FINAL": final is not None,
         "SUMMARY": summary,
     }
-    if _is_hopper(call, p, call.v, o):
-        return hopper.launch(hopper.hopper_state_kernel, arguments | {"N": p.N}, HOPPER_STAGES)
+    if _is_hopper(call, p, arguments["p_v"]):
+        unused = {"none": (), "offset": OUTPUTS, "transition": ("v", *OUTPUTS)}[summary]
+        programs = V // hopper.BV.value * p.HV * p.N * len(segments)
+        maxnreg = None if summary == "none" else 128
+        return hopper.launch(
+            hopper.hopper_state_kernel, arguments | {"STAGES": 3 if summary == "none" else 2}, unused, programs, hopper.BV.value, num_warps=4, maxnreg=maxnreg
+        )
     return Launch(state_kernel, (-(-V // BV) * p.HV * p.N * len(segments),), arguments, num_warps=4)
 
 
@@ -409,8 +414,12 @@ def _reverse(
         "STORE_DUY": outputs.get("p_duy") is not None,
         "SUMMARY": not outputs,
     }
-    if _is_hopper(call, p, do) and not arguments["STORE_DUY"]:
-        return hopper.launch(hopper.hopper_reverse_kernel, arguments | outputs | {"N": p.N}, HOPPER_STAGES)
+    if _is_hopper(call, p, do) and not _is_given(call):
+        unused = () if outputs else ("dv", "dstates")
+        programs = p.V // hopper.BV.value * p.HV * p.N * len(segments)
+        return hopper.launch(
+            hopper.hopper_reverse_kernel, arguments | outputs | {"STAGES": 3}, unused, programs, hopper.BV.value, num_warps=4
+        )
     grid = (-(-p.V // BV) * p.HV * p.N * len(segments),)
     num_stages = 3 if p.split and p.K <= 128 else 2  # a third would not fit into the 99 KiB of sm_89 elsewhere
     return Launch(reverse_kernel, grid, arguments | outputs, num_warps=4, num_stages=num_stages)
@@ -525,8 +534,24 @@ def _gradient(call: Call, p: Plan, x: Saved, where: _Chunks, out: dict[str, Any]
     return Launch(gradient_kernel, (-(-p.K // BK) * p.slots, p.HV), arguments, num_warps=num_warps)
 
 
-def _gradient_outputs(call: Call, p: Plan) -> dict[str, Any]:
-    """Where the last three kernels write: with grouped value heads dq and dk are summed over the group afterwards."""
+def _is_fused(call: Call, p: Plan, *tiled: Tensor) -> bool:
+    """Whether one kernel ends the backward (ckda/ops/triton/hopper_gradient.py)."""
+    plain = p.H == p.HV and p.V <= 128 and call.g.dtype == p.dtype and not _is_given(call)
+    return plain and _is_hopper(call, p, *tiled)
+
+
+def _fused(call: Call, p: Plan, x: Saved, o: Tensor, do: Tensor, dv: Tensor, dstates: Tensor, out: dict[str, Any]) -> Launch:
+    arguments = gate_arguments(call, ("q", "k")) | {"p_v": call.v.contiguous(), "p_o": o, "p_do": do, "p_dv": dv} | out
+    read = ("states", "y", "y_low", "q_forward", "k_forward", "k_back", "forward", "rho", "norms")
+    arguments |= {f"p_{name}": getattr(x, name) for name in read} | {"p_dstates": dstates}
+    arguments |= {"C": p.C, "V": p.V, "num_chunks": p.slots, "num_lines": p.B * p.T * p.HV}
+    programs = min(p.slots * p.HV, torch.cuda.get_device_properties(do.device).multi_processor_count)
+    return hopper.launch(hopper_gradient.hopper_gradient_kernel, arguments, (), programs, p.V, num_warps=p.K // 16)
+
+
+def _gradient_outputs(call: Call, p: Plan, between: bool = True) -> dict[str, Any]:
+    """Where the last three kernels write, and what they leave for each other; with grouped value heads dq and dk are summed
+    over the group afterwards."""
     key_dtype = p.dtype if p.H == p.HV else torch.float32
     keys = (p.B, p.T, p.HV, p.K)
     assert call.beta is not None
@@ -542,10 +567,17 @@ def _gradient_outputs(call: Call, p: Plan) -> dict[str, Any]:
     dq = torch.empty(keys, dtype=key_dtype, device=device)
     dk = torch.empty(keys, dtype=key_dtype, device=device)
     dg = torch.empty(keys, dtype=call.g.dtype, device=device)
-    return {
+    out = {
         "p_dq": dq,
         "p_dk": dk,
         "p_dg": dg,
+        "p_dbeta": torch.empty(p.B, p.T, p.HV, dtype=call.beta.dtype, device=device),
+        "p_dlog_rate": parts(call.A_log),
+        "p_dbias": parts(call.dt_bias),
+    }
+    if not between:
+        return out
+    return out | {
         "p_S_do": beside(dq),
         "p_S_dr": beside(dk),
         "p_dS_u": beside(dg),
@@ -554,9 +586,6 @@ def _gradient_outputs(call: Call, p: Plan) -> dict[str, Any]:
         "p_dA": torch.empty(p.B, p.T, p.HV, p.C, dtype=p.work_dtype, device=device),
         "p_dA_low": torch.empty((p.B, p.T, p.HV, p.C) if p.split else (0,), dtype=p.work_dtype, device=device),
         "p_scalars": torch.empty(3, p.B, p.T, p.HV, dtype=torch.float32, device=device),
-        "p_dbeta": torch.empty(p.B, p.T, p.HV, dtype=call.beta.dtype, device=device),
-        "p_dlog_rate": parts(call.A_log),
-        "p_dbias": parts(call.dt_bias),
     }
 
 
@@ -581,10 +610,14 @@ def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None)
         dinitial = torch.empty(p.N * p.num_segments, p.HV, p.K, p.V, dtype=torch.float32, device=do.device)
     outputs = {"p_dv": dv, "p_duy": duy, "p_dstates": dstates}
     _reverse(call, p, x, where, do, dfinal, dinitial, outputs)()
-    out = _gradient_outputs(call, p)
-    _pair(call, p, x, where, o, do, dv, duy, out)()
-    _contract(p, x, where, do, dv, dstates, out)()
-    _gradient(call, p, x, where, out)()
+    fused = FUSED and _is_fused(call, p, do, o, call.g)
+    out = _gradient_outputs(call, p, between=not fused)
+    if fused:
+        _fused(call, p, x, o, do, dv, dstates, out)()
+    else:
+        _pair(call, p, x, where, o, do, dv, duy, out)()
+        _contract(p, x, where, do, dv, dstates, out)()
+        _gradient(call, p, x, where, out)()
     if dinitial is not None:
         dinitial = dinitial.unflatten(0, (p.N, -1))[:, 0].contiguous()
     return assemble(call, out | {"p_dv": dv.to(call.v.dtype), "p_dinitial": dinitial})

@@ -10,6 +10,8 @@ Names as in ckda/ops/triton/tile.py; t_ is a tensor of which tiles are taken, s_
 the next chunks too.
 """
 
+from collections.abc import Collection
+from functools import cache
 from typing import Any
 
 import torch
@@ -54,7 +56,7 @@ def _left(columns):
 
 
 @gluon.jit
-def _rounded(b_x):
+def rounded(b_x):
     """x in bfloat16, two numbers an instruction."""
     return gl.inline_asm_elementwise(
         "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [b_x], dtype=gl.bfloat16, is_pure=True, pack=2
@@ -62,9 +64,9 @@ def _rounded(b_x):
 
 
 @gluon.jit
-def _rest(b_x, b_high):
+def rest(b_x, b_high):
     """What the rounding of x left, in bfloat16."""
-    return _rounded(b_x - b_high.to(gl.float32))
+    return rounded(b_x - b_high.to(gl.float32))
 
 
 @gluon.jit
@@ -83,9 +85,9 @@ def _plus(b_sum, b_a, s_b, N: gl.constexpr):
 @gluon.jit
 def _times_solver(b_r, s_high, s_low, s_rest, C: gl.constexpr):
     """r (high + low + rest), begun."""
-    b_high = _rounded(b_r)
+    b_high = rounded(b_r)
     b_y = _plus(_plus(_times(b_high, s_rest, C), b_high, s_low, C), b_high, s_high, C)
-    return _plus(b_y, _rest(b_r, b_high), s_high, C)
+    return _plus(b_y, rest(b_r, b_high), s_high, C)
 
 
 @gluon.jit
@@ -159,7 +161,7 @@ def _lines(STAGES: gl.constexpr, K: gl.constexpr, C: gl.constexpr):
 
 
 @gluon.jit
-def _room(n: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr):
+def room(n: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr):
     """Room for n tiles."""
     return gl.allocate_shared_memory(DT, [n, rows, columns], _tile_layout(rows, columns))
 
@@ -189,9 +191,9 @@ def _run_states(
         row, column = (first + step) * C, i_hv * V + i_v * BV
         mbarrier.wait(ready.index(slot), (step // STAGES) & 1)
         s_kf = s_k_forward.index(slot).permute((1, 0))
-        b_high = _rounded(b_S)
+        b_high = rounded(b_S)
         b_r = _times(b_high, s_kf, C)
-        b_r = _plus(b_r, _rest(b_S, b_high), s_kf, C)
+        b_r = _plus(b_r, rest(b_S, b_high), s_kf, C)
         if OUTPUTS:
             b_o = _times(b_high, s_q_forward.index(slot).permute((1, 0)), C)
             s_S.store(b_high)
@@ -211,17 +213,17 @@ def _run_states(
         b_y = _times_solver(b_r, s_high, s_low, s_rest, C)
         b_y = warpgroup_mma_wait(0, deps=[b_y])
         b_u = b_y * b_rho[None, :]
-        b_high = _rounded(b_u)
-        b_low = _rest(b_u, b_high)
+        b_high = rounded(b_u)
+        b_low = rest(b_u, b_high)
         s_kb = s_k_back.index(slot)
         b_added = _plus(_times(b_high, s_kb, K), b_low, s_kb, K)
         if OUTPUTS:
             b_o = warpgroup_mma_wait(2, deps=[b_o])
             s_A_t = s_A.index(slot).permute((1, 0))
             b_Au = _plus(_times(b_high, s_A_t, C), b_low, s_A_t, C)
-            b_high = _rounded(b_y)
+            b_high = rounded(b_y)
             s_y.permute((1, 0)).store(b_high)
-            s_y_low.permute((1, 0)).store(_rest(b_y, b_high))
+            s_y_low.permute((1, 0)).store(rest(b_y, b_high))
             fence_async_shared()
             gl.thread_barrier()
             tma.async_copy_shared_to_global(t_y, [row, column], s_y)
@@ -230,7 +232,7 @@ def _run_states(
         b_next = gl.where(step + 1 < num, s_decays.index(slot * 2 + 1).load(by_channel), 1.0)
         if OUTPUTS:
             b_Au = warpgroup_mma_wait(0, deps=[b_Au])
-            s_o.permute((1, 0)).store(_rounded(b_o + b_Au))
+            s_o.permute((1, 0)).store(rounded(b_o + b_Au))
             fence_async_shared()
             tma.store_wait(2)
         b_added = warpgroup_mma_wait(0, deps=[b_added])
@@ -282,8 +284,8 @@ def hopper_state_kernel(
     i_v, i_hv, i_n, first, num = _place(NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS, HV, V)
     ready, free = _barriers(STAGES)
     s_scalars, s_decays = _lines(STAGES, K, C)
-    s_k_forward, s_k_back = _room(STAGES, C, K), _room(STAGES, C, K)
-    s_solver, s_solver_low, s_solver_rest = _room(STAGES, C, C), _room(STAGES, C, C), _room(STAGES, C, C)
+    s_k_forward, s_k_back = room(STAGES, C, K), room(STAGES, C, K)
+    s_solver, s_solver_low, s_solver_rest = room(STAGES, C, C), room(STAGES, C, C), room(STAGES, C, C)
     tiles = (
         (t_k_forward, s_k_forward, i_hv * K),
         (t_solver_rest, s_solver_rest, i_hv * C),
@@ -293,13 +295,13 @@ def hopper_state_kernel(
     )
     s_v, s_q_forward, s_A, s_S, s_y, s_y_low, s_o = s_k_back, s_k_back, s_k_back, s_k_back, s_k_back, s_k_back, s_k_back
     if SUMMARY != "transition":
-        s_v = _room(STAGES, C, BV)
+        s_v = room(STAGES, C, BV)
         tiles = tiles + ((t_v, s_v, i_hv * V + i_v * BV),)
     if SUMMARY == "none":
-        s_q_forward, s_A = _room(STAGES, C, K), _room(STAGES, C, C)
+        s_q_forward, s_A = room(STAGES, C, K), room(STAGES, C, C)
         tiles = tiles + ((t_q_forward, s_q_forward, i_hv * K), (t_A, s_A, i_hv * C))
-        s_S = _room(1, BV, K).index(0)
-        s_y, s_y_low, s_o = _room(1, C, BV).index(0), _room(1, C, BV).index(0), _room(1, C, BV).index(0)
+        s_S = room(1, BV, K).index(0)
+        s_y, s_y_low, s_o = room(1, C, BV).index(0), room(1, C, BV).index(0), room(1, C, BV).index(0)
     more: gl.constexpr = 1 if SUMMARY == "none" else 0
     columns: gl.constexpr = (2 + more) * K + (3 + more) * C + (0 if SUMMARY == "transition" else BV)
     gl.warp_specialize(
@@ -348,9 +350,9 @@ def _run_gradients(
         mbarrier.wait(ready.index(slot), (step // STAGES) & 1)
         b_do = s_do.index(slot).permute((1, 0)).load(_left(C))
         s_kb = s_k_back.index(slot).permute((1, 0))
-        b_high = _rounded(b_dS)
+        b_high = rounded(b_dS)
         b_du = _times(b_high, s_kb, C)
-        b_du = _plus(b_du, _rest(b_dS, b_high), s_kb, C)
+        b_du = _plus(b_du, rest(b_dS, b_high), s_kb, C)
         b_Ado = _times(b_do, s_A.index(slot), C)
         b_added = _times(b_do, s_q_forward.index(slot), K)
         if not SUMMARY:
@@ -368,10 +370,10 @@ def _run_gradients(
         b_dS += b_added
         b_dr = warpgroup_mma_wait(0, deps=[b_dr])
         s_kf = s_k_forward.index(slot)
-        b_high = _rounded(b_dr)
-        b_taken = _plus(_times(b_high, s_kf, K), _rest(b_dr, b_high), s_kf, K)
+        b_high = rounded(b_dr)
+        b_taken = _plus(_times(b_high, s_kf, K), rest(b_dr, b_high), s_kf, K)
         if not SUMMARY:
-            s_dv.permute((1, 0)).store(_rounded(b_dr * b_length[None, :]))
+            s_dv.permute((1, 0)).store(rounded(b_dr * b_length[None, :]))
             fence_async_shared()
             tma.store_wait(0)
         b_decay = s_decays.index(slot * 2).load(by_channel)
@@ -423,12 +425,12 @@ def hopper_reverse_kernel(
     i_v, i_hv, i_n, first, num = _place(NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS, HV, V)
     ready, free = _barriers(STAGES)
     s_scalars, s_decays = _lines(STAGES, K, C)
-    s_k_forward, s_k_back, s_q_forward = _room(STAGES, C, K), _room(STAGES, C, K), _room(STAGES, C, K)
-    s_solver, s_solver_low, s_solver_rest = _room(STAGES, C, C), _room(STAGES, C, C), _room(STAGES, C, C)
-    s_A, s_do = _room(STAGES, C, C), _room(STAGES, C, BV)
+    s_k_forward, s_k_back, s_q_forward = room(STAGES, C, K), room(STAGES, C, K), room(STAGES, C, K)
+    s_solver, s_solver_low, s_solver_rest = room(STAGES, C, C), room(STAGES, C, C), room(STAGES, C, C)
+    s_A, s_do = room(STAGES, C, C), room(STAGES, C, BV)
     s_dS, s_dv = s_k_back, s_do  # not used where SUMMARY
     if not SUMMARY:
-        s_dS, s_dv = _room(1, BV, K).index(0), _room(1, C, BV).index(0)
+        s_dS, s_dv = room(1, BV, K).index(0), room(1, C, BV).index(0)
     tiles = (
         (t_do, s_do, i_hv * V + i_v * BV),
         (t_k_back, s_k_back, i_hv * K),
@@ -465,31 +467,34 @@ def hopper_reverse_kernel(
 
 
 def serves(x: Tensor, K: int, V: int) -> bool:
-    """Whether these kernels run on the device of x, for such heads. Gluon has changed from version to version: only the one they were tried on."""
+    """Whether these kernels run on the device of x, for such heads. Gluon changes from version to version: only the one tried."""
     on_hopper = x.is_cuda and torch.cuda.get_device_capability(x.device)[0] == 9
     return on_hopper and triton.__version__.startswith("3.6.") and K in (64, 128) and V % BV.value == 0
 
 
+@cache
+def _layout(rows: int, columns: int) -> gl.NVMMASharedLayout:
+    return _tile_layout(rows, columns)
+
+
 def _tiles(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
     """Tiles [rows, columns] of a contiguous tensor seen as a matrix."""
-    return TensorDescriptor.from_tensor(x, [rows, columns], _tile_layout(rows, columns))
+    return TensorDescriptor(x, x.shape, x.stride(), [rows, columns], _layout(rows, columns))
 
 
-def launch(kernel: Any, arguments: dict[str, Any], stages: int) -> Launch:
-    """The launch of one of the two kernels, from the arguments of the portable one."""
-    K, V, C, bv = (arguments["K"], arguments["V"], arguments["C"], BV.value)
-    widths = dict.fromkeys(("v", "o", "y", "y_low", "do", "dv"), bv) | dict.fromkeys(("q_forward", "k_forward", "k_back"), K)
-    given: dict[str, Any] = {"STAGES": stages}
+def launch(kernel: Any, arguments: dict[str, Any], unused: Collection[str], programs: int, bv: int, **options: Any) -> Launch:
+    """The launch of a kernel from the arguments of the portable ones; tiles have bv values. No tiles are made of what is unused."""
+    K, C = arguments["K"], arguments["C"]
+    widths = dict.fromkeys(("v", "o", "y", "y_low", "do", "dv"), bv) | dict.fromkeys(("A", "solver", "solver_low", "solver_rest"), C)
+    given: dict[str, Any] = {}
     for name in kernel.arg_names:
         if not name.startswith("t_"):
-            given.setdefault(name, arguments.get(name))
-            continue
-        x = arguments["p_" + name[2:]]
-        if x is not None and "states" in name:
-            given[name] = _tiles(x.flatten(0, 2), bv, K)
-        elif x is not None:
-            given[name] = _tiles(x.flatten(0, 1).flatten(1), C, widths.get(name[2:], C))
-        else:
+            given[name] = arguments[name]
+        elif name[2:] in unused:
             given[name] = None
-    segments = arguments["NUM_SEGMENTS"] * arguments["N"]
-    return Launch(kernel, (V // bv * arguments["HV"] * segments,), given, num_warps=4)
+        elif name in ("t_states", "t_dstates"):
+            given[name] = _tiles(arguments["p_" + name[2:]].view(-1, K), bv, K)
+        else:
+            x = arguments["p_" + name[2:]]
+            given[name] = _tiles(x.view(x.shape[0] * x.shape[1], -1), C, widths.get(name[2:], K))
+    return Launch(kernel, (programs,), given, **options)
