@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 from ckda.ops.call import Call, Gradients
+from ckda.ops.triton import hopper_launch
 from ckda.ops.triton.chunk_backward import contract_kernel, gradient_kernel, pair_kernel, reverse_kernel
-from ckda.ops.triton.chunk_forward import intra_kernel, solver_kernel, state_kernel
-from ckda.ops.triton import hopper, hopper_gradient
-from ckda.ops.triton.launch import Launch, assemble, contiguous, gate_arguments, power_of_two
+from ckda.ops.triton.chunk_forward import carry_kernel, intra_kernel, solver_kernel, state_kernel
+from ckda.ops.triton.launch import Launch, aligned, assemble, contiguous, gate_arguments, power_of_two
 
 __all__ = ["CHUNK", "Plan", "backward", "forward", "launches", "plan", "saved_like"]
 
 CHUNK = 32  # e^5 a step from the middle of 32 tokens stays within e^80, which bfloat16 and float32 hold
 FAST = {torch.bfloat16: "bf16"}  # input dtypes whose products take half-precision operands; float16 lacks the range
 SEGMENT = 128  # chunks of a segment, where a sequence is split
-HOPPER = FUSED = True
-OUTPUTS = ("q_forward", "A", "o", "y", "y_low", "states")  # tiles that only the whole state pass needs
+KEYS = ("q_forward", "k_forward", "k_back", "forward")
+SQUARES = ("A", "solver", "solver_low", "solver_rest")
 SPLIT_FROM = 512  # chunks from which a sequence is split: shorter ones fill the card by their batch
 
 
@@ -144,63 +144,55 @@ def _is_bounded(call: Call) -> bool:
     return call.gate in ("signed", "sigmoid")
 
 
-def _is_hopper(call: Call, p: Plan, *tiled: Tensor | None) -> bool:
-    """Whether the passes over the chunks are those of ckda/ops/triton/hopper.py: whole chunks, and tiles at 16 bytes."""
-    whole = p.split and _is_bounded(call) and not p.packed and p.T % p.C == 0
-    return whole and HOPPER and hopper.serves(call.v, p.K, p.V) and all(x is None or x.data_ptr() % 16 == 0 for x in tiled)
-
-
 def _dot(dtype: torch.dtype) -> str:
     """The precision of products: bfloat16 operands for bfloat16 inputs, three TF32 products otherwise."""
     return FAST.get(dtype, "tf32x3")
 
 
 class Saved(NamedTuple):
-    """What the forward pass leaves for the backward."""
+    """What the forward pass leaves for the backward; what has one shape lies together, so that one descriptor of tiles serves it."""
 
-    q_forward: Tensor  #: [B, T, HV, K]
-    k_forward: Tensor
-    k_back: Tensor
-    A: Tensor  #: [B, T, HV, C]
+    keys: Tensor  #: [3 or 4, B, T, HV, K] q_forward, k_forward, k_back and, where the backward does not evaluate the gates again, forward
+    squares: Tensor  #: [2 or 4, B, T, HV, C] A, the solver, and where that is not float32 what its rounding left, in two parts
     G: Tensor  #: float32 [B, T, HV, C]; empty where beta is a logit
-    solver: Tensor  #: [B, T, HV, C] float32, or its leading digits
-    solver_low: Tensor  #: [2, B, T, HV, C] what its rounding left, in two parts; empty where the solver is float32
     rho: Tensor  #: float32 [B, T, HV]
     norms: Tensor  #: float32 [3, B, T, HV]
-    forward: Tensor  #: [B, T, HV, K] gamma / gamma_a; empty where the backward pass evaluates the gates again
     start: Tensor  #: float32 [slots, HV, K]
     end: Tensor
-    y: Tensor  #: [B, T, HV, V]
-    y_low: Tensor  #: what its rounding left; empty where y is float32
+    y: Tensor  #: [1 or 2, B, T, HV, V] and, where it is not float32, what its rounding left
     states: Tensor  #: [slots, HV, V, K]
     transitions: (
         Tensor  #: float32 [B, num_segments - 2, HV, K, K] of the segments but the first and the last; may be empty
     )
 
+    def arguments(self, *names: str) -> dict[str, Tensor]:
+        """The kernels' arguments of these names; anything for what is not there, which they do not read."""
+        parts = {"keys": KEYS, "squares": SQUARES, "y": ("y", "y_low")}
+        place = {name: (field, i) for field, of in parts.items() for i, name in enumerate(of)}
+        found = {}
+        for name in names:
+            field, i = place.get(name, (name, None))
+            x = getattr(self, field)
+            found[f"p_{name}"] = x if i is None else x[min(i, len(x) - 1)]
+        return found
+
 
 def _empty_saved(call: Call, p: Plan) -> Saved:
-    def empty(*shape: int, dtype: torch.dtype) -> Tensor:
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=call.v.device)
 
     keys, values, square = ((p.B, p.T, p.HV, n) for n in (p.K, p.V, p.C))
-    f32 = torch.float32
     return Saved(
-        q_forward=empty(*keys, dtype=p.work_dtype),
-        k_forward=empty(*keys, dtype=p.work_dtype),
-        k_back=empty(*keys, dtype=p.work_dtype),
-        A=empty(*square, dtype=p.work_dtype),
-        G=empty(*(square if _is_given(call) else (0,)), dtype=f32),
-        solver=empty(*square, dtype=p.work_dtype),
-        solver_low=empty(2, *(square if p.split else (0,)), dtype=p.work_dtype),
-        rho=empty(p.B, p.T, p.HV, dtype=f32),
-        norms=empty(3, p.B, p.T, p.HV, dtype=f32),
-        forward=empty(*(keys if _keeps_forward(call, p) else (0,)), dtype=p.work_dtype),
-        start=empty(p.slots, p.HV, p.K, dtype=f32),
-        end=empty(p.slots, p.HV, p.K, dtype=f32),
-        y=empty(*values, dtype=p.work_dtype),
-        y_low=empty(*(values if p.split else (0,)), dtype=p.work_dtype),
+        keys=empty(4 if _keeps_forward(call, p) else 3, *keys, dtype=p.work_dtype),
+        squares=empty(4 if p.split else 2, *square, dtype=p.work_dtype),
+        G=empty(*(square if _is_given(call) else (0,))),
+        rho=empty(p.B, p.T, p.HV),
+        norms=empty(3, p.B, p.T, p.HV),
+        start=empty(p.slots, p.HV, p.K),
+        end=empty(p.slots, p.HV, p.K),
+        y=empty(2 if p.split else 1, *values, dtype=p.work_dtype),
         states=empty(p.slots, p.HV, p.V, p.K, dtype=p.work_dtype),
-        transitions=empty(p.B, max(p.num_segments - 2, 0), p.HV, p.K, p.K, dtype=f32),
+        transitions=empty(p.B, max(p.num_segments - 2, 0), p.HV, p.K, p.K),
     )
 
 
@@ -211,19 +203,10 @@ def saved_like(call: Call) -> list[Tensor]:
 
 def _state_arguments(p: Plan, x: Saved, where: _Chunks, call: Call, segments: range) -> dict[str, Any]:
     """What both passes over the chunks read."""
-    return {
-        "p_q_forward": x.q_forward,
-        "p_k_forward": x.k_forward,
-        "p_k_back": x.k_back,
-        "p_A": x.A,
-        "p_solver": x.solver,
-        "p_solver_low": x.solver_low[0],
-        "p_solver_rest": x.solver_low[1],
-        "SPLIT": p.split,
-        "p_rho": x.rho,
+    read = (*KEYS[:3], *SQUARES, "rho", "start", "end")
+    return x.arguments(*read) | {
         "p_norm2": x.norms[2],
-        "p_start": x.start,
-        "p_end": x.end,
+        "SPLIT": p.split,
         "BOUNDED": _is_bounded(call),
         "p_cu_seqlens": contiguous(call.cu_seqlens),
         "p_first": where.first,
@@ -249,22 +232,17 @@ def _G(call: Call, p: Plan, x: Saved) -> Tensor:
 def _intra(call: Call, p: Plan, x: Saved, where: _Chunks, G: Tensor) -> Launch:
     arguments = _chunk_arguments(call, p) | {"p_starts": where.starts, "p_ends": where.ends, "p_G": G}
     arguments["KEEP"] = _keeps_forward(call, p)
-    made = ("q_forward", "k_forward", "k_back", "A", "rho", "norms", "forward", "start", "end")
-    outputs = {f"p_{name}": getattr(x, name) for name in made}
+    outputs = x.arguments(*KEYS, "A", "rho", "norms", "start", "end")
     grid = (p.slots, p.HV)
     maxnreg = 168 if p.split and p.K <= 128 else None
     return Launch(intra_kernel, grid, arguments | outputs, num_warps=4, maxnreg=maxnreg)
 
 
 def _solver(p: Plan, x: Saved, where: _Chunks, G: Tensor) -> Launch:
-    arguments = {
+    arguments = x.arguments("rho", *SQUARES[1:]) | {
         "p_G": G,
-        "p_rho": x.rho,
         "p_starts": where.starts,
         "p_ends": where.ends,
-        "p_solver": x.solver,
-        "p_solver_low": x.solver_low[0],
-        "p_solver_rest": x.solver_low[1],
         "T": p.T,
         "NC": p.NC,
         "HV": p.HV,
@@ -288,16 +266,16 @@ def _state(
     summary: str = "none",
     segments: range | None = None,
 ) -> Launch:
+    segments = segments or p.segments
+    if hopper_launch.serves(call, p):
+        return hopper_launch.states(call, p, x, initial, o, final, summary, segments)
     V = p.K if summary == "transition" else p.V
     BV = _value_block(p, V)
-    segments = segments or p.segments
-    arguments = _state_arguments(p, x, where, call, segments) | {
+    arguments = _state_arguments(p, x, where, call, segments) | x.arguments("y", "y_low", "states")
+    arguments |= {
         "p_v": call.v.contiguous(),
         "p_initial": initial,
         "p_o": o,
-        "p_y": x.y,
-        "p_y_low": x.y_low,
-        "p_states": x.states,
         "p_final": final,
         "V": V,
         "BV": BV,
@@ -305,25 +283,28 @@ def _state(
         "STORE_FINAL": final is not None,
         "SUMMARY": summary,
     }
-    if _is_hopper(call, p, arguments["p_v"]):
-        unused = {"none": (), "offset": OUTPUTS, "transition": ("v", *OUTPUTS)}[summary]
-        programs = V // hopper.BV.value * p.HV * p.N * len(segments)
-        maxnreg = None if summary == "none" else 128
-        return hopper.launch(
-            hopper.hopper_state_kernel, arguments | {"STAGES": 3 if summary == "none" else 2}, unused, programs, hopper.BV.value, num_warps=4, maxnreg=maxnreg
-        )
     return Launch(state_kernel, (-(-V // BV) * p.HV * p.N * len(segments),), arguments, num_warps=4)
 
 
-def _carry(matrices: Tensor, offsets: Tensor) -> Tensor:
-    """float32 [B, n, HV, K, V]: offsets[:, 0], then matrices[:, s] @ previous + offsets[:, s + 1].
-
-    Carried in float64, which neither TF32 nor autocast reaches, by one product a segment.
-    """
-    M, states = (x.transpose(0, 1).double().flatten(1, 2) for x in (matrices, offsets))
-    for s in range(len(M)):
-        states[s + 1].baddbmm_(M[s], states[s])
-    return states.float().unflatten(1, (len(offsets), -1)).transpose(0, 1)
+def _carry(p: Plan, x: Saved, given: Tensor | None, offsets: Tensor, reverse: bool = False) -> Launch:
+    """From what the segments add to a state at zero to the state that each begins with; reverse: gradients, from the last one on."""
+    BV = min(16, power_of_two(p.V))
+    carried = offsets.new_empty(p.B * p.num_segments, p.HV, p.K, p.V)
+    arguments = {
+        "p_transitions": x.transitions,
+        "p_offsets": offsets,
+        "p_given": given,
+        "p_carried": carried,
+        "NUM_SEGMENTS": p.num_segments,
+        "HV": p.HV,
+        "K": p.K,
+        "V": p.V,
+        "BK": power_of_two(p.K),
+        "BV": BV,
+        "HAS_GIVEN": given is not None,
+        "REVERSE": reverse,
+    }
+    return Launch(carry_kernel, (-(-p.V // BV) * p.HV * p.B,), arguments, num_warps=4)
 
 
 def _inner(call: Call, p: Plan) -> Tensor:
@@ -337,18 +318,23 @@ def _segment_starts(call: Call, p: Plan, x: Saved, where: _Chunks) -> Tensor:
     The first segment's end comes from its own run; the segments after it but the last need their transitions.
     """
     offsets, last = _inner(call, p), p.num_segments - 1
-    given, initial = call.start_state(), None
+    given = initial = None
     if call.initial_state is not None:
-        initial = _inner(call, p).zero_()
+        given, initial = call.start_state().contiguous(), _inner(call, p).zero_()
         initial[:, 0] = given
     _state(call, p, x, where, initial, None, offsets, "offset", range(last))()
     if last > 1:
         _state(call, p, x, where, None, None, x.transitions, "transition", range(1, last))()
-    return torch.cat([given.unsqueeze(1), _carry(x.transitions, offsets)], 1).flatten(0, 1)
+    carry = _carry(p, x, given, offsets)
+    carry()
+    return carry.arguments["p_carried"]
 
 
-def launches(call: Call) -> list[Launch]:
-    """The launches of one forward and backward pass on empty tensors of the call's device: for compiling, not for running."""
+def launches(call: Call, hopper: bool = False) -> list[Launch]:
+    """The launches of one forward and backward pass on empty tensors of the call's device: for compiling, not for running.
+
+    hopper: also those of the kernels for Hopper, where they fit.
+    """
     p = plan(call)
     x, where = _empty_saved(call, p), _chunks(call, p)
     o, state = torch.empty_like(call.v), call.zero_state()
@@ -361,10 +347,12 @@ def launches(call: Call) -> list[Launch]:
         _solver(p, x, where, G),
         _state(call, p, x, where, state, o, state),
         _state(call, p, x, where, None, None, x.transitions, "transition"),
+        _carry(p, x, state, _inner(call, p)),
         _reverse(call, p, x, where, o, state, state, reverse),
         _pair(call, p, x, where, o, o, dv, duy, out),
         _contract(p, x, where, o, dv, x.states, out),
         _gradient(call, p, x, where, out),
+        *(hopper_launch.launches(call, p, x, o, state, out) if hopper else ()),
     ]
 
 
@@ -396,11 +384,14 @@ def _reverse(
     outputs: dict[str, Any],
     segments: range | None = None,
 ) -> Launch:
-    BV = _reverse_block(p)
     segments = segments or p.segments
-    arguments = _state_arguments(p, x, where, call, segments) | {
+    if hopper_launch.serves(call, p):
+        dv, dstates = outputs.get("p_dv"), outputs.get("p_dstates")
+        return hopper_launch.reverse(p, x, do, dfinal, dinitial, dv, dstates, segments)
+    BV = _reverse_block(p)
+    arguments = _state_arguments(p, x, where, call, segments) | x.arguments("y")
+    arguments |= {
         "p_do": do,
-        "p_y": x.y,
         "p_dfinal": dfinal,
         "p_dv": None,
         "p_duy": None,
@@ -414,12 +405,6 @@ def _reverse(
         "STORE_DUY": outputs.get("p_duy") is not None,
         "SUMMARY": not outputs,
     }
-    if _is_hopper(call, p, do) and not _is_given(call):
-        unused = () if outputs else ("dv", "dstates")
-        programs = p.V // hopper.BV.value * p.HV * p.N * len(segments)
-        return hopper.launch(
-            hopper.hopper_reverse_kernel, arguments | outputs | {"STAGES": 3}, unused, programs, hopper.BV.value, num_warps=4
-        )
     grid = (-(-p.V // BV) * p.HV * p.N * len(segments),)
     num_stages = 3 if p.split and p.K <= 128 else 2  # a third would not fit into the 99 KiB of sm_89 elsewhere
     return Launch(reverse_kernel, grid, arguments | outputs, num_warps=4, num_stages=num_stages)
@@ -427,13 +412,14 @@ def _reverse(
 
 def _segment_ends(call: Call, p: Plan, x: Saved, where: _Chunks, do: Tensor, dfinal: Tensor | None) -> Tensor:
     """The gradient of the state after every segment, [B * num_segments, HV, K, V]: the adjoint of :func:`_segment_starts`."""
-    offsets, given = _inner(call, p), call.zero_state().float() if dfinal is None else dfinal
-    if dfinal is not None:
+    offsets, given = _inner(call, p), dfinal
+    if given is not None:
         dfinal = _inner(call, p).zero_()
         dfinal[:, -1] = given
     _reverse(call, p, x, where, do, dfinal, offsets, {}, range(1, p.num_segments))()
-    carried = _carry(x.transitions.mT.flip(1), offsets.flip(1)).flip(1)
-    return torch.cat([carried, given.unsqueeze(1)], 1).flatten(0, 1)
+    carry = _carry(p, x, given, offsets, reverse=True)
+    carry()
+    return carry.arguments["p_carried"]
 
 
 def _empty_duy(call: Call, p: Plan) -> Tensor | None:
@@ -484,7 +470,7 @@ def _pair(
         "DOT": _dot(p.dtype),
         "PACKED": p.packed,
     }
-    arguments |= {f"p_{name}": getattr(x, name) for name in ("G", "rho", "norms", "y", "y_low")}
+    arguments |= x.arguments("G", "rho", "norms", "y", "y_low")
     arguments |= {name: out[name] for name in ("p_D", "p_dA", "p_dA_low", "p_scalars", "p_dbeta")}
     return Launch(pair_kernel, (p.slots, p.HV), arguments, num_warps=1 if p.split else 2)
 
@@ -496,12 +482,9 @@ def _contract(
     arguments = {
         "p_starts": where.starts,
         "p_ends": where.ends,
-        "p_rho": x.rho,
         "p_norm2": x.norms[2],
-        "p_y": x.y,
         "p_do": do,
         "p_dv": dv,
-        "p_states": x.states,
         "p_dstates": dstates,
         "T": p.T,
         "NC": p.NC,
@@ -514,6 +497,7 @@ def _contract(
         "DOT": _dot(p.dtype),
         "PACKED": p.packed,
     }
+    arguments |= x.arguments("rho", "y", "states")
     arguments |= {name: out[name] for name in ("p_S_do", "p_S_dr", "p_dS_u", "p_through")}
     maxnreg = 128 if num_warps == 8 else None
     grid = (-(-p.K // BK) * p.slots, p.HV)
@@ -527,26 +511,10 @@ def _gradient(call: Call, p: Plan, x: Saved, where: _Chunks, out: dict[str, Any]
         del arguments[name]
     BK, num_warps = (64, 4) if recover and p.K > 32 else (min(32, power_of_two(p.K)), 2)
     arguments |= {"p_starts": where.starts, "p_ends": where.ends, "BK": BK, "SPLIT": p.split, "RECOVER": recover}
-    read = ("rho", "norms", "q_forward", "k_forward", "k_back", "forward", "end")
-    arguments |= {f"p_{name}": getattr(x, name) for name in read}
+    arguments |= x.arguments(*KEYS, "rho", "norms", "end")
     used = ("p_D", "p_dA", "p_dA_low", "p_scalars", "p_S_do", "p_S_dr", "p_dS_u", "p_through")
     arguments |= {name: out[name] for name in (*used, "p_dq", "p_dk", "p_dg", "p_dlog_rate", "p_dbias")}
     return Launch(gradient_kernel, (-(-p.K // BK) * p.slots, p.HV), arguments, num_warps=num_warps)
-
-
-def _is_fused(call: Call, p: Plan, *tiled: Tensor) -> bool:
-    """Whether one kernel ends the backward (ckda/ops/triton/hopper_gradient.py)."""
-    plain = p.H == p.HV and p.V <= 128 and call.g.dtype == p.dtype and not _is_given(call)
-    return plain and _is_hopper(call, p, *tiled)
-
-
-def _fused(call: Call, p: Plan, x: Saved, o: Tensor, do: Tensor, dv: Tensor, dstates: Tensor, out: dict[str, Any]) -> Launch:
-    arguments = gate_arguments(call, ("q", "k")) | {"p_v": call.v.contiguous(), "p_o": o, "p_do": do, "p_dv": dv} | out
-    read = ("states", "y", "y_low", "q_forward", "k_forward", "k_back", "forward", "rho", "norms")
-    arguments |= {f"p_{name}": getattr(x, name) for name in read} | {"p_dstates": dstates}
-    arguments |= {"C": p.C, "V": p.V, "num_chunks": p.slots, "num_lines": p.B * p.T * p.HV}
-    programs = min(p.slots * p.HV, torch.cuda.get_device_properties(do.device).multi_processor_count)
-    return hopper.launch(hopper_gradient.hopper_gradient_kernel, arguments, (), programs, p.V, num_warps=p.K // 16)
 
 
 def _gradient_outputs(call: Call, p: Plan, between: bool = True) -> dict[str, Any]:
@@ -596,7 +564,7 @@ def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None)
     """
     *kept, o = saved
     p, x = plan(call), Saved(*kept)
-    where, do = _chunks(call, p), do.contiguous()
+    where, do = _chunks(call, p), aligned(do)
     dfinal = None if dfinal is None else dfinal.float().contiguous()
     if p.num_segments > 1:
         dfinal = _segment_ends(call, p, x, where, do, dfinal)
@@ -610,10 +578,10 @@ def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None)
         dinitial = torch.empty(p.N * p.num_segments, p.HV, p.K, p.V, dtype=torch.float32, device=do.device)
     outputs = {"p_dv": dv, "p_duy": duy, "p_dstates": dstates}
     _reverse(call, p, x, where, do, dfinal, dinitial, outputs)()
-    fused = FUSED and _is_fused(call, p, do, o, call.g)
+    fused = hopper_launch.serves_gradients(call, p)
     out = _gradient_outputs(call, p, between=not fused)
     if fused:
-        _fused(call, p, x, o, do, dv, dstates, out)()
+        hopper_launch.gradients(call, p, x, o, do, dv, dstates, out)()
     else:
         _pair(call, p, x, where, o, do, dv, duy, out)()
         _contract(p, x, where, do, dv, dstates, out)()

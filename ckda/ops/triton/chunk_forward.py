@@ -40,7 +40,16 @@ from ckda.ops.triton.tile import (
     widened,
 )
 
-__all__ = ["chunk_gate", "head_gate", "intra_kernel", "sequence_place", "solver_kernel", "state_kernel", "state_place"]
+__all__ = [
+    "carry_kernel",
+    "chunk_gate",
+    "head_gate",
+    "intra_kernel",
+    "sequence_place",
+    "solver_kernel",
+    "state_kernel",
+    "state_place",
+]
 
 
 @triton.jit
@@ -452,3 +461,56 @@ def state_kernel(
             b_S = b_S * b_end[None, :] + dot_left_split(b_u, b_k_back, DOT)
     if STORE_FINAL:
         tl.store(p_final + o_state, b_S, mask=m_state)
+
+
+@triton.jit
+def carry_kernel(
+    p_transitions,  # float32 [B, NUM_SEGMENTS - 2, HV, K, K] of the segments but the first and the last
+    p_offsets,  # float32 [B, NUM_SEGMENTS - 1, HV, K, V] what each segment but the last adds; the first one's is its end
+    p_given,  # float32 [B, HV, K, V], where HAS_GIVEN
+    p_carried,  # out float32 [B, NUM_SEGMENTS, HV, K, V]
+    NUM_SEGMENTS,
+    HV: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    HAS_GIVEN: tl.constexpr,
+    REVERSE: tl.constexpr,
+):
+    """The states that the segments begin with, one block of values of a head a program.
+
+    REVERSE: the gradients of the states that they end with, by the transposed transitions, from the last segment to the first; the
+    offsets then are those of all but the first.
+    """
+    i_v, i_hv, i_b = state_place(HV, (V + BV - 1) // BV)
+    b_row, b_inner = tl.arange(0, BK), tl.arange(0, 16)
+    b_value = i_v * BV + tl.arange(0, BV)
+    m_state = (b_row < K)[:, None] & (b_value < V)[None, :]
+    o_state = b_row[:, None] * V + b_value[None, :]
+    m_inner = (b_value < V)[None, :]
+    o_inner = b_inner[:, None] * V + b_value[None, :]
+    b_S = tl.zeros([BK, BV], tl.float32)
+    if HAS_GIVEN:
+        b_S += tl.load(p_given + (i_b * HV + i_hv) * (K * V) + o_state, mask=m_state, other=0.0)
+    last = NUM_SEGMENTS - 1
+    place = i_b * NUM_SEGMENTS + (last if REVERSE else 0)
+    tl.store(p_carried + (place * HV + i_hv) * (K * V) + o_state, b_S, mask=m_state)
+    for step in range(last):
+        segment = last - 1 - step if REVERSE else step
+        b_S = tl.load(p_offsets + ((i_b * last + segment) * HV + i_hv) * (K * V) + o_state, mask=m_state, other=0.0)
+        if step > 0:
+            tl.debug_barrier()  # what the last step has written is read by others
+            o_last = (place * HV + i_hv) * (K * V)
+            o_transition = ((i_b * (last - 1) + (segment if REVERSE else segment - 1)) * HV + i_hv) * (K * K)
+            for k in range(0, K, 16):
+                m_k = k + b_inner < K
+                b_last = tl.load(p_carried + o_last + k * V + o_inner, mask=m_k[:, None] & m_inner, other=0.0)
+                if REVERSE:
+                    o_M = b_row[:, None] + (k + b_inner)[None, :] * K
+                else:
+                    o_M = b_row[:, None] * K + (k + b_inner)[None, :]
+                b_M = tl.load(p_transitions + o_transition + o_M, mask=(b_row < K)[:, None] & m_k[None, :], other=0.0)
+                b_S += tl.dot(b_M, b_last, input_precision="ieee")
+        place = i_b * NUM_SEGMENTS + (segment if REVERSE else step + 1)
+        tl.store(p_carried + (place * HV + i_hv) * (K * V) + o_state, b_S, mask=m_state)

@@ -17,6 +17,8 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ckda.ops.call import Call
 from ckda.ops.triton import SMALL_HEAD, chunk, recurrent, words
@@ -49,6 +51,9 @@ def _argument(value: Any) -> str:
     """The type of a run-time argument, in Triton's spelling."""
     if isinstance(value, Tensor):
         return _POINTER[value.dtype]
+    if isinstance(value, TensorDescriptor):
+        rows, columns = value.block_shape
+        return f"tensordesc<{_POINTER[value.base.dtype][1:]}[{rows}, {columns}],{value.layout!r}>"
     if isinstance(value, float):
         return "fp32"
     return "i32"
@@ -68,7 +73,7 @@ def compile_launch(launch: Launch, capability: int) -> CompiledKernel:
             signature[name] = _argument(value)
             if isinstance(value, Tensor):
                 attributes[(index,)] = [["tt.divisibility", 16]]
-    source = ASTSource(kernel, signature, constants, attributes)
+    source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constants, attributes)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
 
 
@@ -169,7 +174,7 @@ def rows(capability: int, names: list[str]) -> Iterator[tuple[str, str, Resource
         call = example(**EXAMPLES[name])
         small = max(call.q.shape[-1], call.v.shape[-1]) <= SMALL_HEAD
         short = recurrent.launches(call) if small else recurrent.step_launches(call)
-        for launch in chunk.launches(call) + short + _words_launches(call):
+        for launch in chunk.launches(call, hopper=capability == 90) + short + _words_launches(call):
             yield name, launch.kernel.__name__, resources(compile_launch(launch, capability))
 
 

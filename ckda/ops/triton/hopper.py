@@ -10,13 +10,6 @@ Names as in ckda/ops/triton/tile.py; t_ is a tensor of which tiles are taken, s_
 the next chunks too.
 """
 
-from collections.abc import Collection
-from functools import cache
-from typing import Any
-
-import torch
-import triton
-from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
@@ -27,18 +20,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from ckda.ops.triton.launch import Launch
-
-__all__ = ["hopper_reverse_kernel", "hopper_state_kernel", "launch", "serves"]
+__all__ = ["BV", "DT", "hopper_reverse_kernel", "hopper_state_kernel", "rest", "room", "rounded", "tile_layout"]
 
 BV = gl.constexpr(64)  # the value columns of one program
 DT = gl.constexpr(gl.bfloat16)
 
 
 @gluon.constexpr_function
-def _tile_layout(rows, columns):
+def tile_layout(rows, columns):
     """A tile [rows, columns] in shared memory."""
     return gl.NVMMASharedLayout.get_default_for([rows, columns], gl.bfloat16)
 
@@ -112,7 +102,7 @@ def _state_offsets(i_v, i_hv, i_n, HV: gl.constexpr, K: gl.constexpr, V: gl.cons
 
 @gluon.jit
 def _fetch(
-    tiles,  # of (tensor, tile, column)
+    tiles,  # of (tensor, its first row, column, tile)
     p_rho, p_norm2, p_decay, p_next, s_scalars, s_decays, ready, free, first, num, i_hv,
     HV: gl.constexpr, K: gl.constexpr, C: gl.constexpr, BYTES: gl.constexpr, STAGES: gl.constexpr, REVERSED: gl.constexpr,
 ):  # fmt: skip
@@ -129,11 +119,14 @@ def _fetch(
         mbarrier.wait(free.index(slot), ((step // STAGES) & 1) ^ 1)
         mbarrier.expect(bar, BYTES)
         for n in gl.static_range(len(tiles)):
-            tma.async_copy_global_to_shared(tiles[n][0], [chunk * C, tiles[n][2]], bar, tiles[n][1].index(slot))
+            row, column = tiles[n][1] + chunk * C, tiles[n][2]
+            tma.async_copy_global_to_shared(tiles[n][0], [row, column], bar, tiles[n][3].index(slot))
         o_line = chunk.to(gl.int64) * (C * HV)
         async_copy.async_copy_global_to_shared(s_scalars.index(slot * 2), p_rho + o_line + b_token)
         async_copy.async_copy_global_to_shared(s_scalars.index(slot * 2 + 1), p_norm2 + o_line + b_token)
-        async_copy.async_copy_global_to_shared(s_decays.index(slot * 2), p_decay + chunk.to(gl.int64) * (HV * K) + b_channel)
+        async_copy.async_copy_global_to_shared(
+            s_decays.index(slot * 2), p_decay + chunk.to(gl.int64) * (HV * K) + b_channel
+        )
         async_copy.async_copy_global_to_shared(
             s_decays.index(slot * 2 + 1), p_next + following.to(gl.int64) * (HV * K) + b_channel
         )
@@ -163,14 +156,14 @@ def _lines(STAGES: gl.constexpr, K: gl.constexpr, C: gl.constexpr):
 @gluon.jit
 def room(n: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr):
     """Room for n tiles."""
-    return gl.allocate_shared_memory(DT, [n, rows, columns], _tile_layout(rows, columns))
+    return gl.allocate_shared_memory(DT, [n, rows, columns], tile_layout(rows, columns))
 
 
 @gluon.jit
 def _run_states(
-    p_initial, p_start, p_final, t_o, t_y, t_y_low, t_states,
+    p_initial, p_start, p_final, t_o, t_y, t_states,
     s_k_forward, s_k_back, s_q_forward, s_v, s_A, s_solver, s_solver_low, s_solver_rest, s_scalars, s_decays, s_S, s_y, s_y_low, s_o,
-    ready, free, i_v, i_hv, i_n, first, num,
+    ready, free, i_v, i_hv, i_n, first, num, TOKENS,
     HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, C: gl.constexpr,
     HAS_INITIAL: gl.constexpr, STORE_FINAL: gl.constexpr, SUMMARY: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -227,7 +220,7 @@ def _run_states(
             fence_async_shared()
             gl.thread_barrier()
             tma.async_copy_shared_to_global(t_y, [row, column], s_y)
-            tma.async_copy_shared_to_global(t_y_low, [row, column], s_y_low)
+            tma.async_copy_shared_to_global(t_y, [TOKENS + row, column], s_y_low)
         b_end = s_decays.index(slot * 2).load(by_channel)
         b_next = gl.where(step + 1 < num, s_decays.index(slot * 2 + 1).load(by_channel), 1.0)
         if OUTPUTS:
@@ -250,23 +243,18 @@ def _run_states(
 @gluon.jit
 def hopper_state_kernel(
     t_v,  # tiles [C, BV] of [B * T, HV * V]
-    t_q_forward,  # tiles [C, K] of [B * T, HV * K]
-    t_k_forward,
-    t_k_back,
-    t_A,  # tiles [C, C] of [B * T, HV * C]
-    t_solver,
-    t_solver_low,
-    t_solver_rest,
+    t_keys,  # tiles [C, K] of [4 * B * T, HV * K]: q_forward, k_forward, k_back
+    t_squares,  # tiles [C, C] of [4 * B * T, HV * C]: A, the solver in three parts
     p_rho,  # [B * T, HV]
     p_norm2,
     p_start,  # [B * NC, HV, K]
     p_end,
     p_initial,  # float32 [N, HV, K, V]
     t_o,  # out, tiles [C, BV] of [B * T, HV * V]
-    t_y,
-    t_y_low,
+    t_y,  # out, tiles [C, BV] of [2 * B * T, HV * V]: y and what its rounding left
     t_states,  # out, tiles [BV, K] of [B * NC * HV * V, K]
     p_final,  # out float32 [N, HV, K, V]
+    TOKENS,  # B * T
     NC,
     SEGMENT,
     FIRST_SEGMENT,
@@ -287,19 +275,19 @@ def hopper_state_kernel(
     s_k_forward, s_k_back = room(STAGES, C, K), room(STAGES, C, K)
     s_solver, s_solver_low, s_solver_rest = room(STAGES, C, C), room(STAGES, C, C), room(STAGES, C, C)
     tiles = (
-        (t_k_forward, s_k_forward, i_hv * K),
-        (t_solver_rest, s_solver_rest, i_hv * C),
-        (t_solver_low, s_solver_low, i_hv * C),
-        (t_solver, s_solver, i_hv * C),
-        (t_k_back, s_k_back, i_hv * K),
+        (t_keys, TOKENS, i_hv * K, s_k_forward),
+        (t_squares, 3 * TOKENS, i_hv * C, s_solver_rest),
+        (t_squares, 2 * TOKENS, i_hv * C, s_solver_low),
+        (t_squares, TOKENS, i_hv * C, s_solver),
+        (t_keys, 2 * TOKENS, i_hv * K, s_k_back),
     )
     s_v, s_q_forward, s_A, s_S, s_y, s_y_low, s_o = s_k_back, s_k_back, s_k_back, s_k_back, s_k_back, s_k_back, s_k_back
     if SUMMARY != "transition":
         s_v = room(STAGES, C, BV)
-        tiles = tiles + ((t_v, s_v, i_hv * V + i_v * BV),)
+        tiles = tiles + ((t_v, 0, i_hv * V + i_v * BV, s_v),)
     if SUMMARY == "none":
         s_q_forward, s_A = room(STAGES, C, K), room(STAGES, C, C)
-        tiles = tiles + ((t_q_forward, s_q_forward, i_hv * K), (t_A, s_A, i_hv * C))
+        tiles = tiles + ((t_keys, 0, i_hv * K, s_q_forward), (t_squares, 0, i_hv * C, s_A))
         s_S = room(1, BV, K).index(0)
         s_y, s_y_low, s_o = room(1, C, BV).index(0), room(1, C, BV).index(0), room(1, C, BV).index(0)
     more: gl.constexpr = 1 if SUMMARY == "none" else 0
@@ -309,10 +297,10 @@ def hopper_state_kernel(
             (
                 _run_states,
                 (
-                    p_initial, p_start, p_final, t_o, t_y, t_y_low, t_states,
+                    p_initial, p_start, p_final, t_o, t_y, t_states,
                     s_k_forward, s_k_back, s_q_forward, s_v, s_A, s_solver, s_solver_low, s_solver_rest,
                     s_scalars, s_decays, s_S, s_y, s_y_low, s_o,
-                    ready, free, i_v, i_hv, i_n, first, num,
+                    ready, free, i_v, i_hv, i_n, first, num, TOKENS,
                     HV, K, V, C, HAS_INITIAL, STORE_FINAL, SUMMARY, STAGES,
                 ),
             ),
@@ -393,13 +381,8 @@ def _run_gradients(
 @gluon.jit
 def hopper_reverse_kernel(
     t_do,  # tiles [C, BV] of [B * T, HV * V]
-    t_q_forward,  # tiles [C, K] of [B * T, HV * K]
-    t_k_forward,
-    t_k_back,
-    t_A,  # tiles [C, C] of [B * T, HV * C]
-    t_solver,
-    t_solver_low,
-    t_solver_rest,
+    t_keys,  # as in `hopper_state_kernel`
+    t_squares,
     p_rho,  # [B * T, HV]
     p_norm2,
     p_start,  # [B * NC, HV, K]
@@ -408,6 +391,7 @@ def hopper_reverse_kernel(
     t_dv,  # out, tiles [C, BV] of [B * T, HV * V]
     t_dstates,  # out, tiles [BV, K] of [B * NC * HV * V, K]
     p_dinitial,  # out float32 [N, HV, K, V]
+    TOKENS,  # B * T
     NC,
     SEGMENT,
     FIRST_SEGMENT,
@@ -432,14 +416,14 @@ def hopper_reverse_kernel(
     if not SUMMARY:
         s_dS, s_dv = room(1, BV, K).index(0), room(1, C, BV).index(0)
     tiles = (
-        (t_do, s_do, i_hv * V + i_v * BV),
-        (t_k_back, s_k_back, i_hv * K),
-        (t_A, s_A, i_hv * C),
-        (t_q_forward, s_q_forward, i_hv * K),
-        (t_solver_rest, s_solver_rest, i_hv * C),
-        (t_solver_low, s_solver_low, i_hv * C),
-        (t_solver, s_solver, i_hv * C),
-        (t_k_forward, s_k_forward, i_hv * K),
+        (t_do, 0, i_hv * V + i_v * BV, s_do),
+        (t_keys, 2 * TOKENS, i_hv * K, s_k_back),
+        (t_squares, 0, i_hv * C, s_A),
+        (t_keys, 0, i_hv * K, s_q_forward),
+        (t_squares, 3 * TOKENS, i_hv * C, s_solver_rest),
+        (t_squares, 2 * TOKENS, i_hv * C, s_solver_low),
+        (t_squares, TOKENS, i_hv * C, s_solver),
+        (t_keys, TOKENS, i_hv * K, s_k_forward),
     )
     gl.warp_specialize(
         [
@@ -464,37 +448,3 @@ def hopper_reverse_kernel(
         [1],
         [24],
     )  # fmt: skip
-
-
-def serves(x: Tensor, K: int, V: int) -> bool:
-    """Whether these kernels run on the device of x, for such heads. Gluon changes from version to version: only the one tried."""
-    on_hopper = x.is_cuda and torch.cuda.get_device_capability(x.device)[0] == 9
-    return on_hopper and triton.__version__.startswith("3.6.") and K in (64, 128) and V % BV.value == 0
-
-
-@cache
-def _layout(rows: int, columns: int) -> gl.NVMMASharedLayout:
-    return _tile_layout(rows, columns)
-
-
-def _tiles(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """Tiles [rows, columns] of a contiguous tensor seen as a matrix."""
-    return TensorDescriptor(x, x.shape, x.stride(), [rows, columns], _layout(rows, columns))
-
-
-def launch(kernel: Any, arguments: dict[str, Any], unused: Collection[str], programs: int, bv: int, **options: Any) -> Launch:
-    """The launch of a kernel from the arguments of the portable ones; tiles have bv values. No tiles are made of what is unused."""
-    K, C = arguments["K"], arguments["C"]
-    widths = dict.fromkeys(("v", "o", "y", "y_low", "do", "dv"), bv) | dict.fromkeys(("A", "solver", "solver_low", "solver_rest"), C)
-    given: dict[str, Any] = {}
-    for name in kernel.arg_names:
-        if not name.startswith("t_"):
-            given[name] = arguments[name]
-        elif name[2:] in unused:
-            given[name] = None
-        elif name in ("t_states", "t_dstates"):
-            given[name] = _tiles(arguments["p_" + name[2:]].view(-1, K), bv, K)
-        else:
-            x = arguments["p_" + name[2:]]
-            given[name] = _tiles(x.view(x.shape[0] * x.shape[1], -1), C, widths.get(name[2:], K))
-    return Launch(kernel, (programs,), given, **options)

@@ -67,8 +67,8 @@ def _sums_from(b_x, s_M, K: gl.constexpr, C: gl.constexpr):
 
 @gluon.jit
 def _fetch(
-    t_states, t_dstates, t_do, t_dv, t_v, t_o, t_y, t_y_low, t_q_forward, t_k_forward, t_k_back, t_forward, t_g,
-    p_rho, p_norms, s_S, s_dS, s_values, s_channels, s_scalars, ready, free, num_chunks, num_lines,
+    t_states, t_dstates, t_do, t_dv, t_v, t_o, t_y, t_keys, t_g,
+    p_rho, p_norms, s_S, s_dS, s_values, s_channels, s_scalars, ready, free, num_chunks, TOKENS,
     HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, C: gl.constexpr,
 ):  # fmt: skip
     """One warp that fetches the chunks of this program."""
@@ -86,24 +86,24 @@ def _fetch(
         tma.async_copy_global_to_shared(t_dv, [row, i_hv * V], bar, s_values.index(1))
         tma.async_copy_global_to_shared(t_dstates, [item * V, 0], bar, s_dS)
         tma.async_copy_global_to_shared(t_y, [row, i_hv * V], bar, s_values.index(4))
-        tma.async_copy_global_to_shared(t_y_low, [row, i_hv * V], bar, s_values.index(5))
+        tma.async_copy_global_to_shared(t_y, [TOKENS + row, i_hv * V], bar, s_values.index(5))
         tma.async_copy_global_to_shared(t_v, [row, i_hv * V], bar, s_values.index(2))
         tma.async_copy_global_to_shared(t_o, [row, i_hv * V], bar, s_values.index(3))
         o_line = row.to(gl.int64) * HV + i_hv
         async_copy.async_copy_global_to_shared(s_scalars.index(phase * 4), p_rho + o_line + b_token)
         for n in gl.static_range(3):
             async_copy.async_copy_global_to_shared(
-                s_scalars.index(phase * 4 + 1 + n), p_norms + num_lines.to(gl.int64) * n + o_line + b_token
+                s_scalars.index(phase * 4 + 1 + n), p_norms + TOKENS.to(gl.int64) * (n * HV) + o_line + b_token
             )
         async_copy.mbarrier_arrive(bar, increment_count=False)
         bar = ready.index(1)
         mbarrier.wait(free.index(1), phase ^ 1)
         mbarrier.expect(bar, 2 * C * 5 * K)
-        tma.async_copy_global_to_shared(t_k_back, [row, i_hv * K], bar, s_channels.index(0))
-        tma.async_copy_global_to_shared(t_k_forward, [row, i_hv * K], bar, s_channels.index(1))
-        tma.async_copy_global_to_shared(t_q_forward, [row, i_hv * K], bar, s_channels.index(2))
+        tma.async_copy_global_to_shared(t_keys, [2 * TOKENS + row, i_hv * K], bar, s_channels.index(0))
+        tma.async_copy_global_to_shared(t_keys, [TOKENS + row, i_hv * K], bar, s_channels.index(1))
+        tma.async_copy_global_to_shared(t_keys, [row, i_hv * K], bar, s_channels.index(2))
         tma.async_copy_global_to_shared(t_g, [row, i_hv * K], bar, s_channels.index(3))
-        tma.async_copy_global_to_shared(t_forward, [row, i_hv * K], bar, s_channels.index(4))
+        tma.async_copy_global_to_shared(t_keys, [3 * TOKENS + row, i_hv * K], bar, s_channels.index(4))
         phase ^= 1
 
 
@@ -112,7 +112,7 @@ def _run(
     p_beta, p_A_log, p_dt_bias, t_dq, t_dk, t_dg, p_dbeta, p_dlog_rate, p_dbias,
     s_S, s_dS, s_values, s_channels, s_scalars, s_out, s_D, s_dA, s_dA_low, s_M, s_sums, ready, free, num_chunks, scale,
     HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, GATE: gl.constexpr,
-    HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr, NORMALIZE: gl.constexpr, BETA_RANGE: gl.constexpr,
+    HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr, NORMALIZE: gl.constexpr,
 ):  # fmt: skip
     """The warps that compute."""
     P: gl.constexpr = _product(K, C)
@@ -258,13 +258,9 @@ def hopper_gradient_kernel(
     t_dv,
     t_v,
     t_o,
-    t_y,
-    t_y_low,
-    t_q_forward,  # tiles [C, K] of [B * T, HV * K]
-    t_k_forward,
-    t_k_back,
-    t_forward,
-    t_g,
+    t_y,  # tiles [C, V] of [2 * B * T, HV * V]: y and what its rounding left
+    t_keys,  # tiles [C, K] of [4 * B * T, HV * K]: q_forward, k_forward, k_back, forward
+    t_g,  # tiles [C, K] of [B * T, HV * K]
     p_rho,  # [B * T, HV]
     p_norms,  # [3, B * T, HV]
     p_beta,  # [B * T, HV]
@@ -277,7 +273,7 @@ def hopper_gradient_kernel(
     p_dlog_rate,  # out float32 [B * NC, HV, K], where HAS_A_LOG
     p_dbias,  # out float32 [B * NC, HV, K], where HAS_DT_BIAS
     num_chunks,  # B * NC
-    num_lines,  # B * T * HV
+    TOKENS,  # B * T
     scale,
     HV: gl.constexpr,
     K: gl.constexpr,
@@ -287,7 +283,6 @@ def hopper_gradient_kernel(
     HAS_A_LOG: gl.constexpr,
     HAS_DT_BIAS: gl.constexpr,
     NORMALIZE: gl.constexpr,
-    BETA_RANGE: gl.constexpr,
 ):
     """All gradients but dv, chunk by chunk."""
     ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -302,7 +297,12 @@ def hopper_gradient_kernel(
     s_sums = gl.allocate_shared_memory(gl.float32, [3, C], LINE)
     s_S, s_dS = room(1, V, K).index(0), room(1, V, K).index(0)
     s_values, s_channels, s_out = room(6, C, V), room(5, C, K), room(3, C, K)
-    s_D, s_dA, s_dA_low, s_M = room(1, C, C).index(0), room(1, C, C).index(0), room(1, C, C).index(0), room(1, C, C).index(0)
+    s_D, s_dA, s_dA_low, s_M = (
+        room(1, C, C).index(0),
+        room(1, C, C).index(0),
+        room(1, C, C).index(0),
+        room(1, C, C).index(0),
+    )
     gl.warp_specialize(
         [
             (
@@ -310,14 +310,14 @@ def hopper_gradient_kernel(
                 (
                     p_beta, p_A_log, p_dt_bias, t_dq, t_dk, t_dg, p_dbeta, p_dlog_rate, p_dbias,
                     s_S, s_dS, s_values, s_channels, s_scalars, s_out, s_D, s_dA, s_dA_low, s_M, s_sums, ready, free,
-                    num_chunks, scale, HV, K, V, C, GATE, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE,
+                    num_chunks, scale, HV, K, V, C, GATE, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE,
                 ),
             ),
             (
                 _fetch,
                 (
-                    t_states, t_dstates, t_do, t_dv, t_v, t_o, t_y, t_y_low, t_q_forward, t_k_forward, t_k_back, t_forward, t_g,
-                    p_rho, p_norms, s_S, s_dS, s_values, s_channels, s_scalars, ready, free, num_chunks, num_lines,
+                    t_states, t_dstates, t_do, t_dv, t_v, t_o, t_y, t_keys, t_g,
+                    p_rho, p_norms, s_S, s_dS, s_values, s_channels, s_scalars, ready, free, num_chunks, TOKENS,
                     HV, K, V, C,
                 ),
             ),

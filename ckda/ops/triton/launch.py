@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ckda.ops.call import Call, Gradients
 
-__all__ = ["Launch", "assemble", "contiguous", "gate_arguments", "launch", "power_of_two", "state_warps"]
+__all__ = ["Launch", "aligned", "assemble", "contiguous", "gate_arguments", "launch", "power_of_two", "state_warps"]
 
 
 def state_warps(BK: int, BV: int) -> int:
@@ -68,6 +68,12 @@ def power_of_two(n: int) -> int:
 def contiguous(x: Tensor | None) -> Tensor | None:
     """x as the kernels read it, which know no strides."""
     return None if x is None else x.contiguous()
+
+
+def aligned(x: Tensor) -> Tensor:
+    """x contiguous and beginning at 16 bytes, as tiles of it must."""
+    x = x.contiguous()
+    return x if x.data_ptr() % 16 == 0 else x.clone()
 
 
 _RAW = ("q", "k", "g", "beta", "sign", "A_log", "dt_bias")

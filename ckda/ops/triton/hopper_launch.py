@@ -1,0 +1,196 @@
+"""When the kernels for Hopper serve a call, and their launches."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from ckda.ops.call import Call
+from ckda.ops.triton import hopper, hopper_gradient
+from ckda.ops.triton.launch import Launch, aligned, gate_arguments
+
+if TYPE_CHECKING:
+    from ckda.ops.triton.chunk import Plan, Saved
+
+__all__ = ["gradients", "launches", "reverse", "serves", "serves_gradients", "states"]
+
+BV = hopper.BV.value
+
+
+@cache
+def _is_hopper(device: torch.device) -> bool:
+    """Gluon changes from version to version: only the one that was tried."""
+    on_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+    return on_hopper and triton.__version__.startswith("3.6.")
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def _fit(call: Call, p: "Plan") -> bool:
+    """Whether the passes over the chunks are made for such a call: bfloat16, bounded gates, whole chunks, heads of 64 or 128."""
+    whole = p.split and not p.packed and p.T % p.C == 0 and call.gate in ("signed", "sigmoid") and bool(call.beta_range)
+    return whole and p.K in (64, 128) and p.V % BV == 0
+
+
+def _fit_gradients(call: Call, p: "Plan") -> bool:
+    """Whether the end of the backward is: no grouped heads, all gradients in bfloat16."""
+    return p.H == p.HV and p.V <= 128 and call.g.dtype == p.dtype and _fit(call, p)
+
+
+def serves(call: Call, p: "Plan") -> bool:
+    """Whether the passes over the chunks run here."""
+    return _is_hopper(call.v.device) and _fit(call, p)
+
+
+def serves_gradients(call: Call, p: "Plan") -> bool:
+    """Whether the end of the backward does."""
+    return _is_hopper(call.v.device) and _fit_gradients(call, p)
+
+
+_tile_layout: Callable[[int, int], Any] = cache(hopper.tile_layout)
+
+
+def _tiles(x: Tensor, width: int, rows: int, columns: int) -> TensorDescriptor:
+    """Tiles [rows, columns] of a contiguous tensor seen as a matrix of that width.
+
+    Without the checks of the constructor: for the many of a call they take longer than a launch.
+    """
+    assert x.is_contiguous()
+    assert x.data_ptr() % 16 == 0
+    tiles = object.__new__(TensorDescriptor)
+    tiles.base, tiles.shape, tiles.strides = x, [x.numel() // width, width], [width, 1]
+    tiles.block_shape, tiles.layout, tiles.padding = [rows, columns], _tile_layout(rows, columns), "zero"
+    return tiles
+
+
+def _pass_arguments(p: "Plan", x: "Saved", segments: range) -> dict[str, Any]:
+    """What both passes over the chunks take."""
+    return {
+        "t_keys": _tiles(x.keys, p.HV * p.K, p.C, p.K),
+        "t_squares": _tiles(x.squares, p.HV * p.C, p.C, p.C),
+        "p_rho": x.rho,
+        "p_norm2": x.norms[2],
+        "p_start": x.start,
+        "p_end": x.end,
+        "TOKENS": p.B * p.T,
+        "NC": p.NC,
+        "SEGMENT": p.segment,
+        "FIRST_SEGMENT": segments.start,
+        "NUM_SEGMENTS": len(segments),
+        "HV": p.HV,
+        "K": p.K,
+        "C": p.C,
+    }
+
+
+def states(
+    call: Call,
+    p: "Plan",
+    x: "Saved",
+    initial: Tensor | None,
+    o: Tensor | None,
+    final: Tensor | None,
+    summary: str,
+    segments: range,
+) -> Launch:
+    """The state pass; with a summary two programs share a multiprocessor, for there nothing but their chains takes time."""
+    V = p.K if summary == "transition" else p.V
+    outputs, width = summary == "none", p.HV * p.V
+    arguments = _pass_arguments(p, x, segments) | {
+        "t_v": None if summary == "transition" else _tiles(aligned(call.v), width, p.C, BV),
+        "p_initial": initial,
+        "t_o": _tiles(o, width, p.C, BV) if outputs and o is not None else None,
+        "t_y": _tiles(x.y, width, p.C, BV) if outputs else None,
+        "t_states": _tiles(x.states, p.K, BV, p.K) if outputs else None,
+        "p_final": final,
+        "V": V,
+        "HAS_INITIAL": initial is not None,
+        "STORE_FINAL": final is not None,
+        "SUMMARY": summary,
+        "STAGES": 3 if outputs else 2,
+    }
+    grid = (V // BV * p.HV * p.N * len(segments),)
+    return Launch(hopper.hopper_state_kernel, grid, arguments, num_warps=4, maxnreg=None if outputs else 128)
+
+
+def reverse(
+    p: "Plan",
+    x: "Saved",
+    do: Tensor,
+    dfinal: Tensor | None,
+    dinitial: Tensor | None,
+    dv: Tensor | None,
+    dstates: Tensor | None,
+    segments: range,
+) -> Launch:
+    """The reverse pass; a summary where dv and dstates are None."""
+    width = p.HV * p.V
+    arguments = _pass_arguments(p, x, segments) | {
+        "t_do": _tiles(do, width, p.C, BV),
+        "p_dfinal": dfinal,
+        "t_dv": None if dv is None else _tiles(dv, width, p.C, BV),
+        "t_dstates": None if dstates is None else _tiles(dstates, p.K, BV, p.K),
+        "p_dinitial": dinitial,
+        "V": p.V,
+        "HAS_FINAL": dfinal is not None,
+        "STORE_INITIAL": dinitial is not None,
+        "SUMMARY": dv is None,
+        "STAGES": 3,
+    }
+    return Launch(hopper.hopper_reverse_kernel, (p.V // BV * p.HV * p.N * len(segments),), arguments, num_warps=4)
+
+
+def gradients(
+    call: Call, p: "Plan", x: "Saved", o: Tensor, do: Tensor, dv: Tensor, dstates: Tensor, out: dict[str, Any]
+) -> Launch:
+    """The end of the backward, as many programs as there are multiprocessors."""
+    keys, values = p.HV * p.K, p.HV * p.V
+    shared = ("p_beta", "p_A_log", "p_dt_bias", "scale", "HV", "K", "GATE", "HAS_A_LOG", "HAS_DT_BIAS", "NORMALIZE")
+    given = gate_arguments(call, ("q", "k", "g"))
+    arguments = {name: given[name] for name in shared} | {
+        "t_states": _tiles(x.states, p.K, p.V, p.K),
+        "t_dstates": _tiles(dstates, p.K, p.V, p.K),
+        "t_do": _tiles(do, values, p.C, p.V),
+        "t_dv": _tiles(dv, values, p.C, p.V),
+        "t_v": _tiles(aligned(call.v), values, p.C, p.V),
+        "t_o": _tiles(aligned(o), values, p.C, p.V),
+        "t_y": _tiles(x.y, values, p.C, p.V),
+        "t_keys": _tiles(x.keys, keys, p.C, p.K),
+        "t_g": _tiles(aligned(call.g), keys, p.C, p.K),
+        "p_rho": x.rho,
+        "p_norms": x.norms,
+        "t_dq": _tiles(out["p_dq"], keys, p.C, p.K),
+        "t_dk": _tiles(out["p_dk"], keys, p.C, p.K),
+        "t_dg": _tiles(out["p_dg"], keys, p.C, p.K),
+        "p_dbeta": out["p_dbeta"],
+        "p_dlog_rate": out["p_dlog_rate"],
+        "p_dbias": out["p_dbias"],
+        "num_chunks": p.slots,
+        "TOKENS": p.B * p.T,
+        "V": p.V,
+        "C": p.C,
+    }
+    programs = min(p.slots * p.HV, _multiprocessors(do.device))
+    return Launch(hopper_gradient.hopper_gradient_kernel, (programs,), arguments, num_warps=p.K // 16)
+
+
+def launches(call: Call, p: "Plan", x: "Saved", o: Tensor, state: Tensor, out: dict[str, Any]) -> list[Launch]:
+    """Those of one forward and backward pass, for compiling; none where they do not fit."""
+    if not _fit(call, p):
+        return []
+    ends = [gradients(call, p, x, o, o, o, x.states, out)] if _fit_gradients(call, p) else []
+    return [
+        states(call, p, x, state, o, state, "none", p.segments),
+        states(call, p, x, state, None, state, "offset", p.segments),
+        states(call, p, x, None, None, x.transitions, "transition", p.segments),
+        reverse(p, x, o, state, state, o, x.states, p.segments),
+        reverse(p, x, o, state, state, None, None, p.segments),
+        *ends,
+    ]
