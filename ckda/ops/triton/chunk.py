@@ -230,6 +230,8 @@ def _G(call: Call, p: Plan, x: Saved) -> Tensor:
 
 
 def _intra(call: Call, p: Plan, x: Saved, where: _Chunks, G: Tensor) -> Launch:
+    if hopper_launch.serves(call, p):
+        return hopper_launch.intra(call, p, x, G)
     arguments = _chunk_arguments(call, p) | {"p_starts": where.starts, "p_ends": where.ends, "p_G": G}
     arguments["KEEP"] = _keeps_forward(call, p)
     outputs = x.arguments(*KEYS, "A", "rho", "norms", "start", "end")

@@ -20,37 +20,37 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from ckda.ops.triton.hopper import DT, rest, room, rounded
 from ckda.ops.triton.tile import gate_gradient, learning_rate
 
-__all__ = ["hopper_gradient_kernel"]
+__all__ = ["by_pairs", "by_rows", "hopper_gradient_kernel", "left_operand", "product", "times"]
 
 
 @gluon.constexpr_function
-def _product(K, C):
+def product(K, C):
     """The layout of a product [K, C]."""
     return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[K // 16, 1], instr_shape=[16, C, 16])
 
 
 @gluon.constexpr_function
-def _left(K, C):
+def left_operand(K, C):
     """The layout of the left operand of such a product."""
-    return gl.DotOperandLayout(operand_index=0, parent=_product(K, C), k_width=2)
+    return gl.DotOperandLayout(operand_index=0, parent=product(K, C), k_width=2)
 
 
 @gluon.constexpr_function
-def _pairs(K):
+def by_pairs(K):
     """The layout of a product of tokens with tokens [C, C]: too small for Hopper's instruction."""
     return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[2, K // 32], instr_shape=[16, 8])
 
 
 @gluon.constexpr_function
-def _rows(K, V):
+def by_rows(K, V):
     """The layout of a tile [C, V] whose rows are summed: every row within a warp."""
     return gl.BlockedLayout([1, V * 16 // K], [512 // K, K // 16], [K // 16, 1], [1, 0])
 
 
 @gluon.jit
-def _times(b_a, s_b, K: gl.constexpr, C: gl.constexpr):
+def times(b_a, s_b, K: gl.constexpr, C: gl.constexpr):
     """a b, begun; a is a left operand."""
-    b_zero = gl.zeros([K, C], gl.float32, _product(K, C))
+    b_zero = gl.zeros([K, C], gl.float32, product(K, C))
     return warpgroup_mma(b_a, s_b, b_zero, use_acc=False, is_async=True)
 
 
@@ -60,9 +60,9 @@ def _sums_from(b_x, s_M, K: gl.constexpr, C: gl.constexpr):
     b_high = rounded(b_x)
     b_x -= b_high.to(gl.float32)
     b_middle = rounded(b_x)
-    b_sum = _times(gl.convert_layout(b_high, _left(K, C)), s_M, K, C)
-    b_sum = warpgroup_mma(gl.convert_layout(b_middle, _left(K, C)), s_M, b_sum, is_async=True)
-    return warpgroup_mma(gl.convert_layout(rest(b_x, b_middle), _left(K, C)), s_M, b_sum, is_async=True)
+    b_sum = times(gl.convert_layout(b_high, left_operand(K, C)), s_M, K, C)
+    b_sum = warpgroup_mma(gl.convert_layout(b_middle, left_operand(K, C)), s_M, b_sum, is_async=True)
+    return warpgroup_mma(gl.convert_layout(rest(b_x, b_middle), left_operand(K, C)), s_M, b_sum, is_async=True)
 
 
 @gluon.jit
@@ -115,10 +115,10 @@ def _run(
     HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr, NORMALIZE: gl.constexpr,
 ):  # fmt: skip
     """The warps that compute."""
-    P: gl.constexpr = _product(K, C)
-    L: gl.constexpr = _left(K, C)
-    Q: gl.constexpr = _pairs(K)
-    R: gl.constexpr = _rows(K, V)
+    P: gl.constexpr = product(K, C)
+    L: gl.constexpr = left_operand(K, C)
+    Q: gl.constexpr = by_pairs(K)
+    R: gl.constexpr = by_rows(K, V)
     by_token: gl.constexpr = gl.SliceLayout(0, P)
     by_channel: gl.constexpr = gl.SliceLayout(1, P)
     by_row: gl.constexpr = gl.SliceLayout(1, R)
@@ -141,10 +141,10 @@ def _run(
 
         # what the values contract
         b_S = s_S.permute((1, 0)).load(L)
-        b_dq = _times(b_S, s_values.index(0).permute((1, 0)), K, C)
-        b_dk = _times(b_S, s_values.index(1).permute((1, 0)), K, C)
+        b_dq = times(b_S, s_values.index(0).permute((1, 0)), K, C)
+        b_dk = times(b_S, s_values.index(1).permute((1, 0)), K, C)
         b_dS = s_dS.permute((1, 0)).load(L)
-        b_dk_end = _times(b_dS, s_values.index(4).permute((1, 0)), K, C)
+        b_dk_end = times(b_dS, s_values.index(4).permute((1, 0)), K, C)
         b_through = gl.convert_layout(gl.sum(b_S.to(gl.float32) * b_dS.to(gl.float32), 1), by_channel)
 
         # the products of tokens with tokens
@@ -194,11 +194,11 @@ def _run(
         b_qf = s_channels.index(2).permute((1, 0)).load(L)
         b_key = gl.convert_layout(b_kb, P).to(gl.float32)
         b_key_rho = rounded(b_key * b_rho)
-        b_row_D = _times(gl.convert_layout(b_key_rho, L), s_D.permute((1, 0)), K, C)
-        b_column = _times(b_kf, s_D, K, C)
-        b_qf_dA = _times(b_qf, s_dA, K, C)
-        b_kb_dA = _times(b_kb, s_dA.permute((1, 0)), K, C)
-        b_kb_low = _times(b_kb, s_dA_low.permute((1, 0)), K, C)
+        b_row_D = times(gl.convert_layout(b_key_rho, L), s_D.permute((1, 0)), K, C)
+        b_column = times(b_kf, s_D, K, C)
+        b_qf_dA = times(b_qf, s_dA, K, C)
+        b_kb_dA = times(b_kb, s_dA.permute((1, 0)), K, C)
+        b_kb_low = times(b_kb, s_dA_low.permute((1, 0)), K, C)
         b_through += gl.sum(b_key * b_dk_end, 1)
         b_row_D, b_column, b_qf_dA, b_kb_dA, b_kb_low = warpgroup_mma_wait(
             0, deps=[b_row_D, b_column, b_qf_dA, b_kb_dA, b_kb_low]

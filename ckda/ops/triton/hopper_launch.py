@@ -10,15 +10,16 @@ from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ckda.ops.call import Call
-from ckda.ops.triton import hopper, hopper_gradient
+from ckda.ops.triton import hopper, hopper_gradient, hopper_intra
 from ckda.ops.triton.launch import Launch, aligned, gate_arguments
 
 if TYPE_CHECKING:
     from ckda.ops.triton.chunk import Plan, Saved
 
-__all__ = ["gradients", "launches", "reverse", "serves", "serves_gradients", "states"]
+__all__ = ["gradients", "intra", "launches", "reverse", "serves", "serves_gradients", "states"]
 
 BV = hopper.BV.value
+INTRA = (80, 2)
 
 
 @cache
@@ -35,13 +36,13 @@ def _multiprocessors(device: torch.device) -> int:
 
 def _fit(call: Call, p: "Plan") -> bool:
     """Whether the passes over the chunks are made for such a call: bfloat16, bounded gates, whole chunks, heads of 64 or 128."""
-    whole = p.split and not p.packed and p.T % p.C == 0 and call.gate in ("signed", "sigmoid") and bool(call.beta_range)
+    whole = p.split and call.g.dtype == p.dtype and not p.packed and p.T % p.C == 0 and call.gate in ("signed", "sigmoid") and bool(call.beta_range)
     return whole and p.K in (64, 128) and p.V % BV == 0
 
 
 def _fit_gradients(call: Call, p: "Plan") -> bool:
-    """Whether the end of the backward is: no grouped heads, all gradients in bfloat16."""
-    return p.H == p.HV and p.V <= 128 and call.g.dtype == p.dtype and _fit(call, p)
+    """Whether the end of the backward is: no grouped heads."""
+    return p.H == p.HV and p.V <= 128 and _fit(call, p)
 
 
 def serves(call: Call, p: "Plan") -> bool:
@@ -68,6 +69,29 @@ def _tiles(x: Tensor, width: int, rows: int, columns: int) -> TensorDescriptor:
     tiles.base, tiles.shape, tiles.strides = x, [x.numel() // width, width], [width, 1]
     tiles.block_shape, tiles.layout, tiles.padding = [rows, columns], _tile_layout(rows, columns), "zero"
     return tiles
+
+
+def intra(call: Call, p: "Plan", x: "Saved", G: Tensor) -> Launch:
+    """What does not depend on the state, two programs a multiprocessor."""
+    given = gate_arguments(call, ("q", "k", "g"))
+    shared = ("p_beta", "p_A_log", "p_dt_bias", "scale", "H", "HV", "K", "GATE", "HAS_A_LOG", "HAS_DT_BIAS", "NORMALIZE", "BETA_RANGE")
+    arguments = {name: given[name] for name in shared} | {
+        "t_q": _tiles(aligned(call.q), p.H * p.K, p.C, p.K),
+        "t_k": _tiles(aligned(call.k), p.H * p.K, p.C, p.K),
+        "t_g": _tiles(aligned(call.g), p.HV * p.K, p.C, p.K),
+        "t_keys": _tiles(x.keys, p.HV * p.K, p.C, p.K),
+        "p_A": x.squares,
+        "p_G": G,
+        "p_rho": x.rho,
+        "p_norms": x.norms,
+        "p_start": x.start,
+        "p_end": x.end,
+        "num_chunks": p.slots,
+        "TOKENS": p.B * p.T,
+        "C": p.C,
+    }
+    programs = min(p.slots * p.HV, INTRA[1] * _multiprocessors(call.v.device))
+    return Launch(hopper_intra.hopper_intra_kernel, (programs,), arguments, num_warps=p.K // 16, maxnreg=INTRA[0])
 
 
 def _pass_arguments(p: "Plan", x: "Saved", segments: range) -> dict[str, Any]:
@@ -187,6 +211,7 @@ def launches(call: Call, p: "Plan", x: "Saved", o: Tensor, state: Tensor, out: d
         return []
     ends = [gradients(call, p, x, o, o, o, x.states, out)] if _fit_gradients(call, p) else []
     return [
+        intra(call, p, x, x.rho),
         states(call, p, x, state, o, state, "none", p.segments),
         states(call, p, x, state, None, state, "offset", p.segments),
         states(call, p, x, None, None, x.transitions, "transition", p.segments),
