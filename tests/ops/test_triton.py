@@ -435,7 +435,7 @@ def _reflections(call: Call, keys: str = "equal", signs: str = "random") -> Call
     sign = torch.where(g < 0, -1, 1) if call["gate"] else call["sign"]
     sign = sign[:, :1].expand_as(sign) if signs == "equal" else sign
     k = k[:, :1].expand_as(k) if keys == "equal" else k
-    still = {"k": k, "beta": torch.full_like(call["beta"], 2.0)}
+    still = {"k": k, "beta": torch.full_like(call["beta"], 40.0 if call.get("beta_range") else 2.0)}  # sigmoid(40) is one too
     if call["gate"]:
         return call | still | {"g": (40 * sign).to(g.dtype)}  # tanh(20) is one to the last bit of float32
     return call | still | {"g": torch.zeros_like(g), "sign": sign.to(torch.int8)}
@@ -637,6 +637,12 @@ ON_GPU = {"H": 2, "K": 64, "V": 64, "A_log": True, "dt_bias": True, "dtype": tor
         {"gate": None, "beta_range": None, "normalize_qk": False},
         {"gate": None, "sign": False, "K": 128, "V": 128},
         {"HV": 4, "cu_seqlens": [0, 0, 100, 101, 300, 300]},
+        # whole chunks, which Hopper has kernels of its own for
+        *({"T": 320, "K": K, "V": V} for K in (64, 128) for V in (64, 128)),
+        {"T": 320, "HV": 4},
+        {"T": 320, "V": 256},
+        {"T": 320, "K": 128, "V": 128, "gate": "sigmoid", "beta_range": 1},
+        {"T": 320, "normalize_qk": False, "A_log": False, "dt_bias": False},
     ],
     ids=str,
 )
@@ -658,12 +664,22 @@ def test_float16_on_a_gpu() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("gate", "signs"), [("signed", "random"), ("signed", "equal"), (None, "random")])
-def test_equal_keys_at_beta_two_over_8192_tokens(gate: str | None, signs: str) -> None:
-    settings = ON_GPU | {"A_log": False, "dt_bias": False, "gate": gate, "beta_range": None}
+@pytest.mark.parametrize(
+    ("gate", "signs", "beta_range", "K"),
+    [
+        ("signed", "random", None, 64),
+        ("signed", "equal", None, 64),
+        (None, "random", None, 64),
+        ("signed", "random", 2, 64),
+        ("signed", "equal", 2, 64),
+        ("signed", "equal", 2, 128),
+    ],
+)
+def test_equal_keys_at_beta_two_over_8192_tokens(gate: str | None, signs: str, beta_range: int | None, K: int) -> None:
+    settings = ON_GPU | {"A_log": False, "dt_bias": False, "gate": gate, "beta_range": beta_range, "K": K}
     call = _reflections(make_call(B=2, T=8192, initial=True, **settings), signs=signs)
     draw = compare(call, "triton", plain="chunked")
-    S0 = torch.eye(64, device="cuda").expand(2, 2, 64, 64)
+    S0 = torch.eye(K, 64, device="cuda").expand(2, 2, K, 64)
     still = call | {"v": torch.zeros_like(call["v"]), "initial_state": S0}
     norms = run(still, "triton", gradients=False)["state"].flatten(2).norm(dim=-1)
     assert (norms / 8 - 1).abs().max() < 0.01
@@ -687,7 +703,7 @@ def test_decoding_4096_tokens_equals_the_parallel_form(inplace: bool) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("T", "K"), [(300, 64), (50, 32)])
+@pytest.mark.parametrize(("T", "K"), [(300, 64), (320, 64), (320, 128), (50, 32)])
 def test_the_same_bits_alone_in_a_batch_and_again_on_a_gpu(T: int, K: int) -> None:
     call = make_call(B=5, T=T, initial=True, **(ON_GPU | {"K": K, "V": K}))
     together = rowwise(call, "triton")
@@ -723,8 +739,9 @@ def test_packed_sequences_do_not_synchronise() -> None:
 
 
 @pytest.mark.gpu
-def test_one_node_under_compile_on_a_gpu() -> None:
-    call = make_call(B=4, T=300, initial=True, **ON_GPU)
+@pytest.mark.parametrize("T", [300, 320])
+def test_one_node_under_compile_on_a_gpu(T: int) -> None:
+    call = make_call(B=4, T=T, initial=True, **ON_GPU)
 
     @torch.compile(fullgraph=True)
     def compiled(leaves: Call) -> tuple[Tensor, Tensor]:
@@ -734,12 +751,13 @@ def test_one_node_under_compile_on_a_gpu() -> None:
 
 
 @pytest.mark.gpu
-def test_segments_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("T", [16384 + 44, 16384 + 64])
+def test_segments_on_a_gpu(T: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five segments of up to 4096 tokens: the usual bounds, and where nothing is forgotten at most twice the error of the whole."""
-    draw = compare(make_call(B=1, T=16384 + 44, initial=True, **ON_GPU), "triton", plain="chunked")
+    draw = compare(make_call(B=1, T=T, initial=True, **ON_GPU), "triton", plain="chunked")
     assert chunk.plan(_call(**draw.call)).num_segments == 5
     check_kernels([draw])
-    kept = compare(_reflections(draw.call | {"beta_range": None}, keys="random"), "triton", plain="chunked")
+    kept = compare(_reflections(draw.call, keys="random"), "triton", plain="chunked")
     monkeypatch.setattr(chunk, "SPLIT_FROM", 10**9)
     whole = run(kept.call, "triton")
     assert not torch.equal(whole["state"], kept.results["state"])
