@@ -206,11 +206,12 @@ def test_operands_of_bfloat16_digits(settings: dict, monkeypatch: pytest.MonkeyP
 
 
 @in_interpreter
-def test_a_repeated_transition_of_bfloat16_digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The updates of 32 equal keys cancel in the output and in dq: both take them in two parts."""
+@pytest.mark.parametrize("beta_range", [None, 2])
+def test_a_repeated_transition_of_bfloat16_digits(beta_range: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The updates of 32 equal keys cancel in the output, in dq and in dk: all take them in two parts."""
     _use("chunk", monkeypatch)
     _round_operands(monkeypatch)
-    call = _reflections(_of_bfloat16_digits(T=256, K=64, V=64, beta_range=None), signs="equal")
+    call = _reflections(_of_bfloat16_digits(T=512, K=64, V=64, beta_range=beta_range), signs="equal")
     found = excesses([compare(call, "triton", plain="chunked")], torch.bfloat16)
     assert max(x.ratio for x in found) <= 2, found
 

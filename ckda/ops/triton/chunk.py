@@ -473,7 +473,7 @@ def _pair(
         "PACKED": p.packed,
     }
     arguments |= x.arguments("G", "rho", "norms", "y", "y_low")
-    arguments |= {name: out[name] for name in ("p_D", "p_dA", "p_dA_low", "p_scalars", "p_dbeta")}
+    arguments |= {name: out[name] for name in ("p_D", "p_D_low", "p_dA", "p_dA_low", "p_scalars", "p_dbeta")}
     return Launch(pair_kernel, (p.slots, p.HV), arguments, num_warps=1 if p.split else 2)
 
 
@@ -514,7 +514,7 @@ def _gradient(call: Call, p: Plan, x: Saved, where: _Chunks, out: dict[str, Any]
     BK, num_warps = (64, 4) if recover and p.K > 32 else (min(32, power_of_two(p.K)), 2)
     arguments |= {"p_starts": where.starts, "p_ends": where.ends, "BK": BK, "SPLIT": p.split, "RECOVER": recover}
     arguments |= x.arguments(*KEYS, "rho", "norms", "end")
-    used = ("p_D", "p_dA", "p_dA_low", "p_scalars", "p_S_do", "p_S_dr", "p_dS_u", "p_through")
+    used = ("p_D", "p_D_low", "p_dA", "p_dA_low", "p_scalars", "p_S_do", "p_S_dr", "p_dS_u", "p_through")
     arguments |= {name: out[name] for name in (*used, "p_dq", "p_dk", "p_dg", "p_dlog_rate", "p_dbias")}
     return Launch(gradient_kernel, (-(-p.K // BK) * p.slots, p.HV), arguments, num_warps=num_warps)
 
@@ -553,6 +553,7 @@ def _gradient_outputs(call: Call, p: Plan, between: bool = True) -> dict[str, An
         "p_dS_u": beside(dg),
         "p_through": torch.empty(p.slots, p.HV, p.K, dtype=torch.float32, device=device),
         "p_D": torch.empty(p.B, p.T, p.HV, p.C, dtype=p.work_dtype, device=device),
+        "p_D_low": torch.empty((p.B, p.T, p.HV, p.C) if p.split else (0,), dtype=p.work_dtype, device=device),
         "p_dA": torch.empty(p.B, p.T, p.HV, p.C, dtype=p.work_dtype, device=device),
         "p_dA_low": torch.empty((p.B, p.T, p.HV, p.C) if p.split else (0,), dtype=p.work_dtype, device=device),
         "p_scalars": torch.empty(3, p.B, p.T, p.HV, dtype=torch.float32, device=device),

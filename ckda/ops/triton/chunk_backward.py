@@ -203,6 +203,7 @@ def pair_kernel(
     p_dv,  # [B * T, HV, V] |k| dr
     p_duy,  # [B * T, HV, NV], where beta is given
     p_D,  # out [B * T, HV, C] strictly lower
+    p_D_low,  # out [B * T, HV, C] what its rounding left, where SPLIT
     p_dA,  # out [B * T, HV, C] strictly lower
     p_dA_low,  # out [B * T, HV, C] what its rounding left, where SPLIT
     p_scalars,  # out float32 [3, B * T, HV] dA_ii, q . dq, k . dk / |k|^2
@@ -256,6 +257,7 @@ def pair_kernel(
         b_D += dot(b_dv, tl.trans(b_y), DOT)
         b_dA += dot(b_do, tl.trans(b_y), DOT)
         if SPLIT:
+            b_D += dot(b_dv, tl.trans(b_y_low), DOT)
             b_dA += dot(b_do, tl.trans(b_y_low), DOT)
         b_q_dq += tl.sum(b_do.to(tl.float32) * b_o, 1)
         b_v_dv += tl.sum(b_dv.to(tl.float32) * b_v, 1)
@@ -267,12 +269,15 @@ def pair_kernel(
     b_length = tl.sqrt(b_norm2)
     b_D = tl.where(m_lower, b_D / b_length[:, None], 0.0)
     b_dA = tl.where(m_lower, b_dA * b_rho[None, :], 0.0)
-    tl.store(p_D + line * C + o_square, operand(b_D, DOT), mask=m_token[:, None])
+    b_D_high = operand(b_D, DOT)
+    tl.store(p_D + line * C + o_square, b_D_high, mask=m_token[:, None])
     b_dA_high = operand(b_dA, DOT)
     tl.store(p_dA + line * C + o_square, b_dA_high, mask=m_token[:, None])
     if SPLIT:
         b_dA_low = operand(b_dA - b_dA_high.to(tl.float32), DOT)
         tl.store(p_dA_low + line * C + o_square, b_dA_low, mask=m_token[:, None])
+        b_D_low = operand(b_D - b_D_high.to(tl.float32), DOT)
+        tl.store(p_D_low + line * C + o_square, b_D_low, mask=m_token[:, None])
     tl.store(p_scalars + line + b_line, b_diagonal * b_rho, mask=m_token)
     tl.store(p_scalars + num_lines + line + b_line, b_q_dq, mask=m_token)
     tl.store(p_scalars + 2 * num_lines + line + b_line, (2.0 * b_y_dv / b_length - b_v_dv) / b_norm2, mask=m_token)
@@ -378,6 +383,7 @@ def gradient_kernel(
     p_forward,  # [B * T, HV, K] gamma / gamma_a, where RECOVER
     p_end,  # [B * NC, HV, K]
     p_D,  # [B * T, HV, C]
+    p_D_low,  # [B * T, HV, C] what its rounding left, where SPLIT
     p_dA,  # [B * T, HV, C]
     p_dA_low,  # [B * T, HV, C] what its rounding left, where SPLIT
     p_scalars,  # [3, B * T, HV] dA_ii, q . dq, k . dk / |k|^2
@@ -434,8 +440,9 @@ def gradient_kernel(
     o_square = b_line[:, None] * C + b_index[None, :]
     b_D = tl.load(p_D + line * C + o_square, mask=m_token[:, None], other=0.0)
     b_dA = tl.load(p_dA + line * C + o_square, mask=m_token[:, None], other=0.0)
-    b_dA_low = b_dA
+    b_dA_low, b_D_low = b_dA, b_D
     if SPLIT:
+        b_D_low = tl.load(p_D_low + line * C + o_square, mask=m_token[:, None], other=0.0)
         b_dA_low = tl.load(p_dA_low + line * C + o_square, mask=m_token[:, None], other=0.0)
     b_dq = tl.load(p_S_do + line * K + o_g, mask=m_tile, other=0.0)
     b_dk = tl.load(p_S_dr + line * K + o_g, mask=m_tile, other=0.0)
@@ -483,6 +490,9 @@ def gradient_kernel(
         b_key_rho = operand(b_key * b_rho[None, :], DOT)
         b_dk -= dot(b_key_rho, tl.trans(b_D), DOT)
         b_column = dot(b_kf, b_D, DOT)
+        if SPLIT:
+            b_dk -= dot(b_key_rho, tl.trans(b_D_low), DOT)
+            b_column += dot(b_kf, b_D_low, DOT)
         b_dlog = b_row * b_dk + b_key_rho.to(tl.float32) * b_column
         b_dk_end += dot(b_qf, b_dA, DOT)
         b_dlog -= b_key * b_dk_end

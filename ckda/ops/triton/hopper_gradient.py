@@ -66,6 +66,14 @@ def _sums_from(b_x, s_M, K: gl.constexpr, C: gl.constexpr):
 
 
 @gluon.jit
+def _store_halves(b_x, s_high, s_low):
+    """x as an operand in two parts."""
+    b_high = b_x.to(DT)
+    s_high.store(b_high)
+    s_low.store((b_x - b_high.to(gl.float32)).to(DT))
+
+
+@gluon.jit
 def _fetch(
     t_states, t_dstates, t_do, t_dv, t_v, t_o, t_y, t_keys, t_g,
     p_rho, p_norms, s_S, s_dS, s_values, s_channels, s_scalars, ready, free, num_chunks, TOKENS,
@@ -110,7 +118,7 @@ def _fetch(
 @gluon.jit
 def _run(
     p_beta, p_A_log, p_dt_bias, t_dq, t_dk, t_dg, p_dbeta, p_dlog_rate, p_dbias,
-    s_S, s_dS, s_values, s_channels, s_scalars, s_out, s_D, s_dA, s_dA_low, s_M, s_sums, ready, free, num_chunks, scale,
+    s_S, s_dS, s_values, s_channels, s_scalars, s_out, s_D, s_D_low, s_dA, s_dA_low, s_M, s_sums, ready, free, num_chunks, scale,
     HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, GATE: gl.constexpr,
     HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr, NORMALIZE: gl.constexpr,
 ):  # fmt: skip
@@ -152,17 +160,15 @@ def _run(
         right: gl.constexpr = gl.DotOperandLayout(1, Q, 2)
         b_y = s_values.index(4).permute((1, 0)).load(right)
         b_zero = gl.zeros([C, C], gl.float32, Q)
-        b_D = mma_v2(s_values.index(1).load(left), b_y, b_zero)
-        b_do = s_values.index(0).load(left)
-        b_dA = mma_v2(b_do, s_values.index(5).permute((1, 0)).load(right), mma_v2(b_do, b_y, b_zero))
+        b_y_low = s_values.index(5).permute((1, 0)).load(right)
+        b_dv, b_do = s_values.index(1).load(left), s_values.index(0).load(left)
+        b_D = mma_v2(b_dv, b_y_low, mma_v2(b_dv, b_y, b_zero))
+        b_dA = mma_v2(b_do, b_y_low, mma_v2(b_do, b_y, b_zero))
         b_rho = s_scalars.index(phase * 4).load(gl.SliceLayout(0, Q))
         b_length = gl.sqrt(s_scalars.index(phase * 4 + 3).load(gl.SliceLayout(1, Q)))
         m_lower = b_from > b_to
-        b_dA = gl.where(m_lower, b_dA * b_rho[None, :], 0.0)
-        s_D.store(gl.where(m_lower, b_D / b_length[:, None], 0.0).to(DT))
-        b_high = b_dA.to(DT)
-        s_dA.store(b_high)
-        s_dA_low.store((b_dA - b_high.to(gl.float32)).to(DT))
+        _store_halves(gl.where(m_lower, b_D / b_length[:, None], 0.0), s_D, s_D_low)
+        _store_halves(gl.where(m_lower, b_dA * b_rho[None, :], 0.0), s_dA, s_dA_low)
 
         # of tokens with themselves
         b_do = s_values.index(0).load(R).to(gl.float32)
@@ -194,8 +200,10 @@ def _run(
         b_qf = s_channels.index(2).permute((1, 0)).load(L)
         b_key = gl.convert_layout(b_kb, P).to(gl.float32)
         b_key_rho = rounded(b_key * b_rho)
-        b_row_D = times(gl.convert_layout(b_key_rho, L), s_D.permute((1, 0)), K, C)
-        b_column = times(b_kf, s_D, K, C)
+        b_left = gl.convert_layout(b_key_rho, L)
+        b_row_D = times(b_left, s_D.permute((1, 0)), K, C)
+        b_row_D = warpgroup_mma(b_left, s_D_low.permute((1, 0)), b_row_D, is_async=True)
+        b_column = warpgroup_mma(b_kf, s_D_low, times(b_kf, s_D, K, C), is_async=True)
         b_qf_dA = times(b_qf, s_dA, K, C)
         b_kb_dA = times(b_kb, s_dA.permute((1, 0)), K, C)
         b_kb_low = times(b_kb, s_dA_low.permute((1, 0)), K, C)
@@ -297,19 +305,15 @@ def hopper_gradient_kernel(
     s_sums = gl.allocate_shared_memory(gl.float32, [3, C], LINE)
     s_S, s_dS = room(1, V, K).index(0), room(1, V, K).index(0)
     s_values, s_channels, s_out = room(6, C, V), room(5, C, K), room(3, C, K)
-    s_D, s_dA, s_dA_low, s_M = (
-        room(1, C, C).index(0),
-        room(1, C, C).index(0),
-        room(1, C, C).index(0),
-        room(1, C, C).index(0),
-    )
+    squares = room(5, C, C)
+    s_D, s_D_low, s_dA, s_dA_low, s_M = squares.index(0), squares.index(1), squares.index(2), squares.index(3), squares.index(4)
     gl.warp_specialize(
         [
             (
                 _run,
                 (
                     p_beta, p_A_log, p_dt_bias, t_dq, t_dk, t_dg, p_dbeta, p_dlog_rate, p_dbias,
-                    s_S, s_dS, s_values, s_channels, s_scalars, s_out, s_D, s_dA, s_dA_low, s_M, s_sums, ready, free,
+                    s_S, s_dS, s_values, s_channels, s_scalars, s_out, s_D, s_D_low, s_dA, s_dA_low, s_M, s_sums, ready, free,
                     num_chunks, scale, HV, K, V, C, GATE, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE,
                 ),
             ),
