@@ -436,7 +436,10 @@ def _reflections(call: Call, keys: str = "equal", signs: str = "random") -> Call
     sign = torch.where(g < 0, -1, 1) if call["gate"] else call["sign"]
     sign = sign[:, :1].expand_as(sign) if signs == "equal" else sign
     k = k[:, :1].expand_as(k) if keys == "equal" else k
-    still = {"k": k, "beta": torch.full_like(call["beta"], 40.0 if call.get("beta_range") else 2.0)}  # sigmoid(40) is one too
+    still = {
+        "k": k,
+        "beta": torch.full_like(call["beta"], 40.0 if call.get("beta_range") else 2.0),
+    }  # sigmoid(40) is one too
     if call["gate"]:
         return call | still | {"g": (40 * sign).to(g.dtype)}  # tanh(20) is one to the last bit of float32
     return call | still | {"g": torch.zeros_like(g), "sign": sign.to(torch.int8)}

@@ -150,16 +150,18 @@ def _dot(dtype: torch.dtype) -> str:
 
 
 class Saved(NamedTuple):
-    """What the forward pass leaves for the backward; what has one shape lies together, so that one descriptor of tiles serves it."""
+    """What the forward pass leaves for the backward. What has one shape lies together: one descriptor of tiles serves it."""
 
-    keys: Tensor  #: [3 or 4, B, T, HV, K] q_forward, k_forward, k_back and, where the backward does not evaluate the gates again, forward
-    squares: Tensor  #: [2 or 4, B, T, HV, C] A, the solver, and where that is not float32 what its rounding left, in two parts
+    keys: Tensor  #: [4, B, T, HV, K] q_forward, k_forward, k_back, forward; three where the backward evaluates the gates again
+    squares: (
+        Tensor  #: [4, B, T, HV, C] A, the solver, and what its rounding left, in two parts; two where it is float32
+    )
     G: Tensor  #: float32 [B, T, HV, C]; empty where beta is a logit
     rho: Tensor  #: float32 [B, T, HV]
     norms: Tensor  #: float32 [3, B, T, HV]
     start: Tensor  #: float32 [slots, HV, K]
     end: Tensor
-    y: Tensor  #: [1 or 2, B, T, HV, V] and, where it is not float32, what its rounding left
+    y: Tensor  #: [2, B, T, HV, V] and what its rounding left; one where it is float32
     states: Tensor  #: [slots, HV, V, K]
     transitions: (
         Tensor  #: float32 [B, num_segments - 2, HV, K, K] of the segments but the first and the last; may be empty
@@ -289,7 +291,7 @@ def _state(
 
 
 def _carry(p: Plan, x: Saved, given: Tensor | None, offsets: Tensor, reverse: bool = False) -> Launch:
-    """From what the segments add to a state at zero to the state that each begins with; reverse: gradients, from the last one on."""
+    """From what segments add to a state at zero to the state that each begins with; reverse: gradients, from the last one on."""
     BV = min(16, power_of_two(p.V))
     carried = offsets.new_empty(p.B * p.num_segments, p.HV, p.K, p.V)
     arguments = {

@@ -506,10 +506,7 @@ def carry_kernel(
             for k in range(0, K, 16):
                 m_k = k + b_inner < K
                 b_last = tl.load(p_carried + o_last + k * V + o_inner, mask=m_k[:, None] & m_inner, other=0.0)
-                if REVERSE:
-                    o_M = b_row[:, None] + (k + b_inner)[None, :] * K
-                else:
-                    o_M = b_row[:, None] * K + (k + b_inner)[None, :]
+                o_M = b_row[:, None] * (1 if REVERSE else K) + (k + b_inner)[None, :] * (K if REVERSE else 1)
                 b_M = tl.load(p_transitions + o_transition + o_M, mask=(b_row < K)[:, None] & m_k[None, :], other=0.0)
                 b_S += tl.dot(b_M, b_last, input_precision="ieee")
         place = i_b * NUM_SEGMENTS + (segment if REVERSE else step + 1)

@@ -1,8 +1,8 @@
 """The two passes over the chunks for Hopper, in Triton's lower-level dialect (Gluon): the sums of `state_kernel` and
 `reverse_kernel`, for whole chunks of bfloat16 with bounded gates.
 
-Few programs run at a time here, each a long chain of small products, so what counts is how long one chunk takes. One warp fetches the
-tiles ahead (tensor memory accelerator), four compute. Results leave by the same way, products that nobody waits for run
+Few programs run at a time here, each a long chain of small products, so what counts is how long one chunk takes. One warp fetches
+the tiles ahead (tensor memory accelerator), four compute. Results leave by the same way, products that nobody waits for run
 while others are awaited, and nothing but a tile on its way out passes through shared memory. Everything is transposed, [values,
 channels] or [values, tokens]: 64 value columns are the height of the matrix instruction.
 
@@ -135,7 +135,7 @@ def _fetch(
 
 @gluon.jit
 def _barriers(STAGES: gl.constexpr):
-    """For each stage: whether its tiles have come (the accelerator's bytes and the 32 threads' copies), and whether they are used up."""
+    """For each stage: whether its tiles have come (the accelerator's bytes, 32 threads' copies), and whether they are used up."""
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for s in gl.static_range(STAGES):
@@ -162,8 +162,8 @@ def room(n: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr):
 @gluon.jit
 def _run_states(
     p_initial, p_start, p_final, t_o, t_y, t_states,
-    s_k_forward, s_k_back, s_q_forward, s_v, s_A, s_solver, s_solver_low, s_solver_rest, s_scalars, s_decays, s_S, s_y, s_y_low, s_o,
-    ready, free, i_v, i_hv, i_n, first, num, TOKENS,
+    s_k_forward, s_k_back, s_q_forward, s_v, s_A, s_solver, s_solver_low, s_solver_rest,
+    s_scalars, s_decays, s_S, s_y, s_y_low, s_o, ready, free, i_v, i_hv, i_n, first, num, TOKENS,
     HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, C: gl.constexpr,
     HAS_INITIAL: gl.constexpr, STORE_FINAL: gl.constexpr, SUMMARY: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -284,10 +284,10 @@ def hopper_state_kernel(
     s_v, s_q_forward, s_A, s_S, s_y, s_y_low, s_o = s_k_back, s_k_back, s_k_back, s_k_back, s_k_back, s_k_back, s_k_back
     if SUMMARY != "transition":
         s_v = room(STAGES, C, BV)
-        tiles = tiles + ((t_v, 0, i_hv * V + i_v * BV, s_v),)
+        tiles = tiles + ((t_v, 0, i_hv * V + i_v * BV, s_v),)  # type: ignore[assignment]  # noqa: RUF005
     if SUMMARY == "none":
         s_q_forward, s_A = room(STAGES, C, K), room(STAGES, C, C)
-        tiles = tiles + ((t_keys, 0, i_hv * K, s_q_forward), (t_squares, 0, i_hv * C, s_A))
+        tiles = tiles + ((t_keys, 0, i_hv * K, s_q_forward), (t_squares, 0, i_hv * C, s_A))  # type: ignore[assignment]  # noqa: RUF005
         s_S = room(1, BV, K).index(0)
         s_y, s_y_low, s_o = room(1, C, BV).index(0), room(1, C, BV).index(0), room(1, C, BV).index(0)
     more: gl.constexpr = 1 if SUMMARY == "none" else 0
@@ -328,7 +328,7 @@ def _run_gradients(
     """The four warps of `hopper_reverse_kernel` that compute."""
     by_token: gl.constexpr = gl.SliceLayout(0, _product(C))
     by_channel: gl.constexpr = gl.SliceLayout(0, _product(K))
-    o_state, b_value, b_channel = _state_offsets(i_v, i_hv, i_n, HV, K, V)
+    o_state, _, b_channel = _state_offsets(i_v, i_hv, i_n, HV, K, V)
     b_dS = gl.zeros([BV, K], gl.float32, _product(K))
     if HAS_FINAL:
         b_dS += gl.load(p_dfinal + o_state)

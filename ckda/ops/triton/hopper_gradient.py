@@ -1,8 +1,8 @@
 """The end of the backward for Hopper, in Gluon: `pair_kernel`, `contract_kernel` and `gradient_kernel` as one.
 
 Nothing goes to memory between them. One program a multiprocessor takes chunk after chunk, all of whose channels it holds: eight
-warps (four for heads of 64) compute, one fetches. A chunk's tiles come in two parts, what lies along the values and what lies along the
-channels, each as soon as its room is free: the values of the next chunk while the channels of this one are at work.
+warps (four for heads of 64) compute, one fetches. A chunk's tiles come in two parts, what lies along the values and what lies along
+the channels, each as soon as its room is free: the values of the next chunk while the channels of this one are at work.
 Formulas and names are those of ckda/ops/triton/chunk_backward.py, layouts those of ckda/ops/triton/hopper.py.
 """
 
@@ -56,7 +56,7 @@ def times(b_a, s_b, K: gl.constexpr, C: gl.constexpr):
 
 @gluon.jit
 def _sums_from(b_x, s_M, K: gl.constexpr, C: gl.constexpr):
-    """The sum of x from each token on, begun: x in three parts by the matrix of its 24 bits' 0 and 1."""
+    """The sum of x from each token on, begun: x in three parts, by a matrix of 0 and 1."""
     b_high = rounded(b_x)
     b_x -= b_high.to(gl.float32)
     b_middle = rounded(b_x)
@@ -245,9 +245,9 @@ def _run(
         b_dg, b_dlog_rate = gate_gradient(b_dlog, b_g, b_rate, b_bias, GATE)
         s_out.index(2).permute((1, 0)).store(rounded(b_dg))
         if HAS_A_LOG:
-            gl.store(p_dlog_rate + item.to(gl.int64) * K + b_channel, gl.sum(b_dlog_rate, 1))
+            gl.store(p_dlog_rate + gl.cast(item, gl.int64) * K + b_channel, gl.sum(b_dlog_rate, 1))
         if HAS_DT_BIAS:
-            gl.store(p_dbias + item.to(gl.int64) * K + b_channel, gl.sum(b_dg, 1))
+            gl.store(p_dbias + gl.cast(item, gl.int64) * K + b_channel, gl.sum(b_dg, 1))
         fence_async_shared()
         gl.thread_barrier()  # the gradients are written, the channels used up
         mbarrier.arrive(free.index(1), count=1)
@@ -306,7 +306,13 @@ def hopper_gradient_kernel(
     s_S, s_dS = room(1, V, K).index(0), room(1, V, K).index(0)
     s_values, s_channels, s_out = room(6, C, V), room(5, C, K), room(3, C, K)
     squares = room(5, C, C)
-    s_D, s_D_low, s_dA, s_dA_low, s_M = squares.index(0), squares.index(1), squares.index(2), squares.index(3), squares.index(4)
+    s_D, s_D_low, s_dA, s_dA_low, s_M = (
+        squares.index(0),
+        squares.index(1),
+        squares.index(2),
+        squares.index(3),
+        squares.index(4),
+    )
     gl.warp_specialize(
         [
             (

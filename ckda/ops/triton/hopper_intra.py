@@ -42,7 +42,7 @@ def _fetch(
         tma.async_copy_global_to_shared(t_k, [row, i_h * K], bar, s_in.index(slot * 3 + 1))
         tma.async_copy_global_to_shared(t_q, [row, i_h * K], bar, s_in.index(slot * 3))
         tma.async_copy_global_to_shared(t_g, [row, i_hv * K], bar, s_in.index(slot * 3 + 2))
-        n += 1
+        n += 1  # noqa: SIM113
 
 
 @gluon.jit
@@ -127,7 +127,7 @@ def _run(
         b_forward = ((gl.exp2(b_broken).to(gl.int32, bitcast=True) + b_shift) ^ b_sign).to(gl.float32, bitcast=True)
         b_back = ((gl.exp2(-b_broken).to(gl.int32, bitcast=True) - b_shift) ^ b_sign).to(gl.float32, bitcast=True)
         b_end = gl.sum(gl.where(b_token == C - 1, b_forward, 0.0), 1)
-        o_slot = item.to(gl.int64) * K + b_channel
+        o_slot = gl.cast(item, gl.int64) * K + b_channel
         gl.store(p_start + o_slot, gl.exp2(b_middle - ROUND))
         gl.store(p_end + o_slot, b_end)
 
@@ -153,7 +153,7 @@ def _run(
         o_A = ((row + b_from).to(gl.int64) * HV + i_hv) * C + b_to
         gl.store(p_A + o_A, gl.where(b_from >= b_to, b_A, 0.0).to(DT))
         gl.store(p_G + o_A, gl.where(b_from > b_to, b_G, 0.0))
-        n += 1
+        n += 1  # noqa: SIM113
     tma.store_wait(0)
 
 

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 __all__ = ["gradients", "intra", "launches", "reverse", "serves", "serves_gradients", "states"]
 
 BV = hopper.BV.value
-INTRA = (80, 2)
+GATE_ARGUMENTS = ("p_beta", "p_A_log", "p_dt_bias", "scale", "HV", "K", "GATE", "HAS_A_LOG", "HAS_DT_BIAS", "NORMALIZE")
 
 
 @cache
 def _is_hopper(device: torch.device) -> bool:
-    """Gluon changes from version to version: only the one that was tried."""
+    """Gluon changes from version to version: only the one that was tried. It has no interpreter."""
     on_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
-    return on_hopper and triton.__version__.startswith("3.6.")
+    return on_hopper and triton.__version__.startswith("3.6.") and not triton.knobs.runtime.interpret
 
 
 @cache
@@ -35,9 +35,16 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 def _fit(call: Call, p: "Plan") -> bool:
-    """Whether the passes over the chunks are made for such a call: bfloat16, bounded gates, whole chunks, heads of 64 or 128."""
-    whole = p.split and call.g.dtype == p.dtype and not p.packed and p.T % p.C == 0 and call.gate in ("signed", "sigmoid") and bool(call.beta_range)
-    return whole and p.K in (64, 128) and p.V % BV == 0
+    """Whether the kernels are made for such a call: bfloat16, bounded gates, whole chunks, heads of 64 or 128, rows of 32 bits."""
+    whole = (
+        p.split
+        and call.g.dtype == p.dtype
+        and not p.packed
+        and p.T % p.C == 0
+        and call.gate in ("signed", "sigmoid")
+        and bool(call.beta_range)
+    )
+    return whole and p.K in (64, 128) and p.V % BV == 0 and max(4 * p.B * p.T, p.slots * p.HV * p.V) < 2**31
 
 
 def _fit_gradients(call: Call, p: "Plan") -> bool:
@@ -46,7 +53,7 @@ def _fit_gradients(call: Call, p: "Plan") -> bool:
 
 
 def serves(call: Call, p: "Plan") -> bool:
-    """Whether the passes over the chunks run here."""
+    """Whether the forward and the passes over the chunks run here."""
     return _is_hopper(call.v.device) and _fit(call, p)
 
 
@@ -74,8 +81,7 @@ def _tiles(x: Tensor, width: int, rows: int, columns: int) -> TensorDescriptor:
 def intra(call: Call, p: "Plan", x: "Saved", G: Tensor) -> Launch:
     """What does not depend on the state, two programs a multiprocessor."""
     given = gate_arguments(call, ("q", "k", "g"))
-    shared = ("p_beta", "p_A_log", "p_dt_bias", "scale", "H", "HV", "K", "GATE", "HAS_A_LOG", "HAS_DT_BIAS", "NORMALIZE", "BETA_RANGE")
-    arguments = {name: given[name] for name in shared} | {
+    arguments = {name: given[name] for name in (*GATE_ARGUMENTS, "H", "BETA_RANGE")} | {
         "t_q": _tiles(aligned(call.q), p.H * p.K, p.C, p.K),
         "t_k": _tiles(aligned(call.k), p.H * p.K, p.C, p.K),
         "t_g": _tiles(aligned(call.g), p.HV * p.K, p.C, p.K),
@@ -90,8 +96,8 @@ def intra(call: Call, p: "Plan", x: "Saved", G: Tensor) -> Launch:
         "TOKENS": p.B * p.T,
         "C": p.C,
     }
-    programs = min(p.slots * p.HV, INTRA[1] * _multiprocessors(call.v.device))
-    return Launch(hopper_intra.hopper_intra_kernel, (programs,), arguments, num_warps=p.K // 16, maxnreg=INTRA[0])
+    programs = min(p.slots * p.HV, 2 * _multiprocessors(call.v.device))
+    return Launch(hopper_intra.hopper_intra_kernel, (programs,), arguments, num_warps=p.K // 16, maxnreg=80)
 
 
 def _pass_arguments(p: "Plan", x: "Saved", segments: range) -> dict[str, Any]:
@@ -176,9 +182,8 @@ def gradients(
 ) -> Launch:
     """The end of the backward, as many programs as there are multiprocessors."""
     keys, values = p.HV * p.K, p.HV * p.V
-    shared = ("p_beta", "p_A_log", "p_dt_bias", "scale", "HV", "K", "GATE", "HAS_A_LOG", "HAS_DT_BIAS", "NORMALIZE")
     given = gate_arguments(call, ("q", "k", "g"))
-    arguments = {name: given[name] for name in shared} | {
+    arguments = {name: given[name] for name in GATE_ARGUMENTS} | {
         "t_states": _tiles(x.states, p.K, p.V, p.K),
         "t_dstates": _tiles(dstates, p.K, p.V, p.K),
         "t_do": _tiles(do, values, p.C, p.V),
