@@ -1,4 +1,4 @@
-"""The chunk form on a GPU: shapes, configurations and launches of the seven kernels.
+"""The chunk form on a GPU: shapes, configurations and launches of the portable kernels, or of those for Hopper where they serve.
 
 Configurations are chosen by rule from K, V and the dtype; nothing is tuned at run time. Nothing here depends on the batch or on
 the number of heads, and there are no atomics: a sequence gives the same bits alone, in a batch, and on every run.
@@ -292,7 +292,7 @@ def _state(
 
 def _carry(p: Plan, x: Saved, given: Tensor | None, offsets: Tensor, reverse: bool = False) -> Launch:
     """From what segments add to a state at zero to the state that each begins with; reverse: gradients, from the last one on."""
-    BV = min(16, power_of_two(p.V))
+    BV = 16
     carried = offsets.new_empty(p.B * p.num_segments, p.HV, p.K, p.V)
     arguments = {
         "p_transitions": x.transitions,

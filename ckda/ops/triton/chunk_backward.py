@@ -503,9 +503,10 @@ def gradient_kernel(
             # equal keys cancel in dq, which needs the next digits. Not before dlog: its rows and columns cancel, with one dA
             b_dq += dot(b_kb, tl.trans(b_dA_low), DOT)
     else:
-        b_dA = b_dA.to(tl.float32)
+        b_dA, b_D = b_dA.to(tl.float32), b_D.to(tl.float32)
         if SPLIT:
             b_dA += b_dA_low.to(tl.float32)
+            b_D += b_D_low.to(tl.float32)
         b_dq, b_dk, b_dlog, b_reach = _unbounded_gradients(
             b_q, b_k, b_log, b_negative, b_dA, b_D, b_rho, b_dq, b_dk, b_dk_end, C, BK, DOT
         )

@@ -1,4 +1,4 @@
-"""The chunk form, forward: three kernels.
+"""The chunk form, forward: three kernels, and one between the segments of long sequences.
 
 With gamma_i the signed product of the chunk's gates up to token i, Gamma that of the whole chunk, rho = beta / |k|^2 and S the
 state at the chunk's start (ckda/ops/chunked.py has the derivation):

@@ -17,8 +17,6 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
-from triton.experimental.gluon._runtime import GluonASTSource
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ckda.ops.call import Call
 from ckda.ops.triton import SMALL_HEAD, chunk, recurrent, words
@@ -51,12 +49,21 @@ def _argument(value: Any) -> str:
     """The type of a run-time argument, in Triton's spelling."""
     if isinstance(value, Tensor):
         return _POINTER[value.dtype]
-    if isinstance(value, TensorDescriptor):
+    if hasattr(value, "block_shape"):  # tiles
         rows, columns = value.block_shape
         return f"tensordesc<{_POINTER[value.base.dtype][1:]}[{rows}, {columns}],{value.layout!r}>"
     if isinstance(value, float):
         return "fp32"
     return "i32"
+
+
+def _source(kernel: Any) -> type[ASTSource]:
+    """How Triton reads a kernel of its own dialect, or of Gluon."""
+    if not kernel.is_gluon():
+        return ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    return GluonASTSource
 
 
 def compile_launch(launch: Launch, capability: int) -> CompiledKernel:
@@ -73,7 +80,7 @@ def compile_launch(launch: Launch, capability: int) -> CompiledKernel:
             signature[name] = _argument(value)
             if isinstance(value, Tensor):
                 attributes[(index,)] = [["tt.divisibility", 16]]
-    source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constants, attributes)
+    source = _source(kernel)(kernel, signature, constants, attributes)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
 
 

@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 __all__ = ["BV", "DT", "hopper_reverse_kernel", "hopper_state_kernel", "rest", "room", "rounded", "tile_layout"]
 
-BV = gl.constexpr(64)  # the value columns of one program
+BV = gl.constexpr(64)  # the value columns of one program, as in hopper_launch.py
 DT = gl.constexpr(gl.bfloat16)
 
 

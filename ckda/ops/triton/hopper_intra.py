@@ -79,6 +79,7 @@ def _run(
     b_to = gl.arange(0, C, gl.SliceLayout(0, Q))[None, :]
     s_M.store(gl.where(b_from <= b_to, 1.0, 0.0).to(DT))
     fence_async_shared()
+    gl.thread_barrier()
     b_channel = gl.arange(0, K, by_channel)
     b_token = gl.arange(0, C, by_token)[None, :]
     num_lines = TOKENS.to(gl.int64) * HV

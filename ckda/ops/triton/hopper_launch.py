@@ -1,32 +1,36 @@
 """When the kernels for Hopper serve a call, and their launches."""
 
-from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
 from torch import Tensor
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ckda.ops.call import Call
-from ckda.ops.triton import hopper, hopper_gradient, hopper_intra
 from ckda.ops.triton.launch import Launch, aligned, gate_arguments
+
+TRIED = triton.__version__.startswith("3.6.")  # Gluon changes from version to version
+if TRIED:
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    from ckda.ops.triton import hopper, hopper_gradient, hopper_intra
 
 if TYPE_CHECKING:
     from ckda.ops.triton.chunk import Plan, Saved
 
 __all__ = ["gradients", "intra", "launches", "reverse", "serves", "serves_gradients", "states"]
 
-BV = hopper.BV.value
+BV = 64  # the value columns of one program
 GATE_ARGUMENTS = ("p_beta", "p_A_log", "p_dt_bias", "scale", "HV", "K", "GATE", "HAS_A_LOG", "HAS_DT_BIAS", "NORMALIZE")
 
 
 @cache
 def _is_hopper(device: torch.device) -> bool:
-    """Gluon changes from version to version: only the one that was tried. It has no interpreter."""
-    on_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
-    return on_hopper and triton.__version__.startswith("3.6.") and not triton.knobs.runtime.interpret
+    """Whether the kernels run there: Gluon has no interpreter, and an AMD card may call itself 9.x too."""
+    if device.type != "cuda" or torch.version.hip is not None or not TRIED or triton.knobs.runtime.interpret:
+        return False
+    return torch.cuda.get_device_capability(device)[0] == 9
 
 
 @cache
@@ -62,10 +66,12 @@ def serves_gradients(call: Call, p: "Plan") -> bool:
     return _is_hopper(call.v.device) and _fit_gradients(call, p)
 
 
-_tile_layout: Callable[[int, int], Any] = cache(hopper.tile_layout)
+@cache
+def _tile_layout(rows: int, columns: int) -> Any:
+    return hopper.tile_layout(rows, columns)
 
 
-def _tiles(x: Tensor, width: int, rows: int, columns: int) -> TensorDescriptor:
+def _tiles(x: Tensor, width: int, rows: int, columns: int) -> "TensorDescriptor":
     """Tiles [rows, columns] of a contiguous tensor seen as a matrix of that width.
 
     Without the checks of the constructor: for the many of a call they take longer than a launch.
@@ -211,8 +217,8 @@ def gradients(
 
 
 def launches(call: Call, p: "Plan", x: "Saved", o: Tensor, state: Tensor, out: dict[str, Any]) -> list[Launch]:
-    """Those of one forward and backward pass, for compiling; none where they do not fit."""
-    if not _fit(call, p):
+    """Those of one forward and backward pass, for compiling; none where they do not fit, or for another Triton."""
+    if not TRIED or not _fit(call, p):
         return []
     ends = [gradients(call, p, x, o, o, o, x.states, out)] if _fit_gradients(call, p) else []
     return [
