@@ -258,7 +258,7 @@ def test_segments(gate: str | None, segment: int, T: int, monkeypatch: pytest.Mo
 
 @in_interpreter
 def test_autocast_leaves_the_segments_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forward and backward, where the states between segments are carried by torch."""
+    """Forward and backward, where states are carried between segments."""
     _use("chunk", monkeypatch)
     monkeypatch.setattr(chunk, "SPLIT_FROM", 2)
     monkeypatch.setattr(chunk, "SEGMENT", 1)

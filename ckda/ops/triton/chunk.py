@@ -22,6 +22,8 @@ FAST = {torch.bfloat16: "bf16"}  # input dtypes whose products take half-precisi
 SEGMENT = 128  # chunks of a segment, where a sequence is split
 KEYS = ("q_forward", "k_forward", "k_back", "forward")
 SQUARES = ("A", "solver", "solver_low", "solver_rest")
+_PARTS = {"keys": KEYS, "squares": SQUARES, "y": ("y", "y_low")}  # of the tensors that are kept
+_PLACE = {name: (field, i) for field, names in _PARTS.items() for i, name in enumerate(names)}
 SPLIT_FROM = 512  # chunks from which a sequence is split: shorter ones fill the card by their batch
 
 
@@ -169,11 +171,9 @@ class Saved(NamedTuple):
 
     def arguments(self, *names: str) -> dict[str, Tensor]:
         """The kernels' arguments of these names; anything for what is not there, which they do not read."""
-        parts = {"keys": KEYS, "squares": SQUARES, "y": ("y", "y_low")}
-        place = {name: (field, i) for field, of in parts.items() for i, name in enumerate(of)}
         found = {}
         for name in names:
-            field, i = place.get(name, (name, None))
+            field, i = _PLACE.get(name, (name, None))
             x = getattr(self, field)
             found[f"p_{name}"] = x if i is None else x[min(i, len(x) - 1)]
         return found

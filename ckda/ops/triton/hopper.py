@@ -6,8 +6,8 @@ the tiles ahead (tensor memory accelerator), four compute. Results leave by the 
 while others are awaited, and nothing but a tile on its way out passes through shared memory. Everything is transposed, [values,
 channels] or [values, tokens]: 64 value columns are the height of the matrix instruction.
 
-Names as in ckda/ops/triton/tile.py; t_ is a tensor of which tiles are taken, s_ a tile in shared memory, [STAGES, ...] those of
-the next chunks too.
+Names as in ckda/ops/triton/tile.py, pieces in hopper_tile.py; t_ is a tensor of which tiles are taken, s_ a tile in shared
+memory, [STAGES, ...] those of the next chunks too.
 """
 
 from triton.experimental import gluon
@@ -17,67 +17,22 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     tma,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-__all__ = ["BV", "DT", "hopper_reverse_kernel", "hopper_state_kernel", "rest", "room", "rounded", "tile_layout"]
+from ckda.ops.triton.hopper_tile import barriers, left_operand, plus, product, rest, room, rounded, times
+
+__all__ = ["hopper_reverse_kernel", "hopper_state_kernel"]
 
 BV = gl.constexpr(64)  # the value columns of one program, as in hopper_launch.py
-DT = gl.constexpr(gl.bfloat16)
-
-
-@gluon.constexpr_function
-def tile_layout(rows, columns):
-    """A tile [rows, columns] in shared memory."""
-    return gl.NVMMASharedLayout.get_default_for([rows, columns], gl.bfloat16)
-
-
-@gluon.constexpr_function
-def _product(columns):
-    """The layout of a product [BV, columns]."""
-    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16])
-
-
-@gluon.constexpr_function
-def _left(columns):
-    """The layout of the left operand of such a product."""
-    return gl.DotOperandLayout(operand_index=0, parent=_product(columns), k_width=2)
-
-
-@gluon.jit
-def rounded(b_x):
-    """x in bfloat16, two numbers an instruction."""
-    return gl.inline_asm_elementwise(
-        "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [b_x], dtype=gl.bfloat16, is_pure=True, pack=2
-    )
-
-
-@gluon.jit
-def rest(b_x, b_high):
-    """What the rounding of x left, in bfloat16."""
-    return rounded(b_x - b_high.to(gl.float32))
-
-
-@gluon.jit
-def _times(b_a, s_b, N: gl.constexpr):
-    """a b, begun."""
-    b_zero = gl.zeros([BV, N], gl.float32, _product(N))
-    return warpgroup_mma(gl.convert_layout(b_a, _left(N)), s_b, b_zero, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def _plus(b_sum, b_a, s_b, N: gl.constexpr):
-    """sum + a b, begun."""
-    return warpgroup_mma(gl.convert_layout(b_a, _left(N)), s_b, b_sum, is_async=True)
 
 
 @gluon.jit
 def _times_solver(b_r, s_high, s_low, s_rest, C: gl.constexpr):
     """r (high + low + rest), begun."""
     b_high = rounded(b_r)
-    b_y = _plus(_plus(_times(b_high, s_rest, C), b_high, s_low, C), b_high, s_high, C)
-    return _plus(b_y, rest(b_r, b_high), s_high, C)
+    b_y = plus(plus(times(b_high, s_rest, BV, C), b_high, s_low, BV, C), b_high, s_high, BV, C)
+    return plus(b_y, rest(b_r, b_high), s_high, BV, C)
 
 
 @gluon.jit
@@ -94,8 +49,8 @@ def _place(NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS, HV: gl.constexpr, V: gl.con
 @gluon.jit
 def _state_offsets(i_v, i_hv, i_n, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr):
     """Where a program's state [BV, K] lies in float32 [N, HV, K, V]; its values and channels."""
-    b_value = i_v * BV + gl.arange(0, BV, gl.SliceLayout(1, _product(K)))
-    b_channel = gl.arange(0, K, gl.SliceLayout(0, _product(K)))
+    b_value = i_v * BV + gl.arange(0, BV, gl.SliceLayout(1, product(BV, K)))
+    b_channel = gl.arange(0, K, gl.SliceLayout(0, product(BV, K)))
     o_state = (i_n.to(gl.int64) * HV + i_hv) * (K * V)
     return o_state + b_channel[None, :] * V + b_value[:, None], b_value, b_channel
 
@@ -134,29 +89,11 @@ def _fetch(
 
 
 @gluon.jit
-def _barriers(STAGES: gl.constexpr):
-    """For each stage: whether its tiles have come (the accelerator's bytes, 32 threads' copies), and whether they are used up."""
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for s in gl.static_range(STAGES):
-        mbarrier.init(ready.index(s), count=33)
-        mbarrier.init(free.index(s), count=1)
-    fence_async_shared()
-    return ready, free
-
-
-@gluon.jit
 def _lines(STAGES: gl.constexpr, K: gl.constexpr, C: gl.constexpr):
     """Room for what `_fetch` brings beside the tiles."""
     LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     s_scalars = gl.allocate_shared_memory(gl.float32, [STAGES * 2, C], LINE)
     return s_scalars, gl.allocate_shared_memory(gl.float32, [STAGES * 2, K], LINE)
-
-
-@gluon.jit
-def room(n: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr):
-    """Room for n tiles."""
-    return gl.allocate_shared_memory(DT, [n, rows, columns], tile_layout(rows, columns))
 
 
 @gluon.jit
@@ -170,10 +107,10 @@ def _run_states(
     """The four warps of `hopper_state_kernel` that compute."""
     OUTPUTS: gl.constexpr = SUMMARY == "none"
     VALUES: gl.constexpr = SUMMARY != "transition"
-    by_token: gl.constexpr = gl.SliceLayout(0, _product(C))
-    by_channel: gl.constexpr = gl.SliceLayout(0, _product(K))
+    by_token: gl.constexpr = gl.SliceLayout(0, product(BV, C))
+    by_channel: gl.constexpr = gl.SliceLayout(0, product(BV, K))
     o_state, b_value, b_channel = _state_offsets(i_v, i_hv, i_n, HV, K, V)
-    b_S = gl.zeros([BV, K], gl.float32, _product(K))
+    b_S = gl.zeros([BV, K], gl.float32, product(BV, K))
     if SUMMARY == "transition":
         b_S += gl.where(b_channel[None, :] == b_value[:, None], 1.0, 0.0)
     elif HAS_INITIAL:
@@ -185,10 +122,10 @@ def _run_states(
         mbarrier.wait(ready.index(slot), (step // STAGES) & 1)
         s_kf = s_k_forward.index(slot).permute((1, 0))
         b_high = rounded(b_S)
-        b_r = _times(b_high, s_kf, C)
-        b_r = _plus(b_r, rest(b_S, b_high), s_kf, C)
+        b_r = times(b_high, s_kf, BV, C)
+        b_r = plus(b_r, rest(b_S, b_high), s_kf, BV, C)
         if OUTPUTS:
-            b_o = _times(b_high, s_q_forward.index(slot).permute((1, 0)), C)
+            b_o = times(b_high, s_q_forward.index(slot).permute((1, 0)), BV, C)
             s_S.store(b_high)
             fence_async_shared()
             tma.store_wait(0)
@@ -197,7 +134,7 @@ def _run_states(
         b_rho = s_scalars.index(slot * 2).load(by_token)
         if VALUES:
             b_length = gl.sqrt(s_scalars.index(slot * 2 + 1).load(by_token))
-            b_v = s_v.index(slot).permute((1, 0)).load(_product(C)).to(gl.float32)
+            b_v = s_v.index(slot).permute((1, 0)).load(product(BV, C)).to(gl.float32)
         b_r = -warpgroup_mma_wait(1 if OUTPUTS else 0, deps=[b_r])
         if VALUES:
             b_r += b_v * b_length[None, :]
@@ -209,11 +146,11 @@ def _run_states(
         b_high = rounded(b_u)
         b_low = rest(b_u, b_high)
         s_kb = s_k_back.index(slot)
-        b_added = _plus(_times(b_high, s_kb, K), b_low, s_kb, K)
+        b_added = plus(times(b_high, s_kb, BV, K), b_low, s_kb, BV, K)
         if OUTPUTS:
             b_o = warpgroup_mma_wait(2, deps=[b_o])
             s_A_t = s_A.index(slot).permute((1, 0))
-            b_Au = _plus(_times(b_high, s_A_t, C), b_low, s_A_t, C)
+            b_Au = plus(times(b_high, s_A_t, BV, C), b_low, s_A_t, BV, C)
             b_high = rounded(b_y)
             s_y.permute((1, 0)).store(b_high)
             s_y_low.permute((1, 0)).store(rest(b_y, b_high))
@@ -270,7 +207,7 @@ def hopper_state_kernel(
 ):
     """`state_kernel`: the state from chunk to chunk, and the outputs."""
     i_v, i_hv, i_n, first, num = _place(NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS, HV, V)
-    ready, free = _barriers(STAGES)
+    ready, free = barriers(STAGES, 33)  # the accelerator's bytes, and the copies of 32 threads
     s_scalars, s_decays = _lines(STAGES, K, C)
     s_k_forward, s_k_back = room(STAGES, C, K), room(STAGES, C, K)
     s_solver, s_solver_low, s_solver_rest = room(STAGES, C, C), room(STAGES, C, C), room(STAGES, C, C)
@@ -326,23 +263,23 @@ def _run_gradients(
     HAS_FINAL: gl.constexpr, STORE_INITIAL: gl.constexpr, SUMMARY: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """The four warps of `hopper_reverse_kernel` that compute."""
-    by_token: gl.constexpr = gl.SliceLayout(0, _product(C))
-    by_channel: gl.constexpr = gl.SliceLayout(0, _product(K))
+    by_token: gl.constexpr = gl.SliceLayout(0, product(BV, C))
+    by_channel: gl.constexpr = gl.SliceLayout(0, product(BV, K))
     o_state, _, b_channel = _state_offsets(i_v, i_hv, i_n, HV, K, V)
-    b_dS = gl.zeros([BV, K], gl.float32, _product(K))
+    b_dS = gl.zeros([BV, K], gl.float32, product(BV, K))
     if HAS_FINAL:
         b_dS += gl.load(p_dfinal + o_state)
     b_dS *= gl.load(p_end + ((first + num - 1).to(gl.int64) * HV + i_hv) * K + b_channel)[None, :]
     for step in range(num):
         slot, chunk = step % STAGES, first + num - 1 - step
         mbarrier.wait(ready.index(slot), (step // STAGES) & 1)
-        b_do = s_do.index(slot).permute((1, 0)).load(_left(C))
+        b_do = s_do.index(slot).permute((1, 0)).load(left_operand(BV, C))
         s_kb = s_k_back.index(slot).permute((1, 0))
         b_high = rounded(b_dS)
-        b_du = _times(b_high, s_kb, C)
-        b_du = _plus(b_du, rest(b_dS, b_high), s_kb, C)
-        b_Ado = _times(b_do, s_A.index(slot), C)
-        b_added = _times(b_do, s_q_forward.index(slot), K)
+        b_du = times(b_high, s_kb, BV, C)
+        b_du = plus(b_du, rest(b_dS, b_high), s_kb, BV, C)
+        b_Ado = times(b_do, s_A.index(slot), BV, C)
+        b_added = times(b_do, s_q_forward.index(slot), BV, K)
         if not SUMMARY:
             s_dS.store(b_high)
             fence_async_shared()
@@ -359,7 +296,7 @@ def _run_gradients(
         b_dr = warpgroup_mma_wait(0, deps=[b_dr])
         s_kf = s_k_forward.index(slot)
         b_high = rounded(b_dr)
-        b_taken = _plus(_times(b_high, s_kf, K), rest(b_dr, b_high), s_kf, K)
+        b_taken = plus(times(b_high, s_kf, BV, K), rest(b_dr, b_high), s_kf, BV, K)
         if not SUMMARY:
             s_dv.permute((1, 0)).store(rounded(b_dr * b_length[None, :]))
             fence_async_shared()
@@ -407,7 +344,7 @@ def hopper_reverse_kernel(
 ):
     """`reverse_kernel`: the gradient of the state from chunk to chunk, backwards."""
     i_v, i_hv, i_n, first, num = _place(NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS, HV, V)
-    ready, free = _barriers(STAGES)
+    ready, free = barriers(STAGES, 33)  # the accelerator's bytes, and the copies of 32 threads
     s_scalars, s_decays = _lines(STAGES, K, C)
     s_k_forward, s_k_back, s_q_forward = room(STAGES, C, K), room(STAGES, C, K), room(STAGES, C, K)
     s_solver, s_solver_low, s_solver_rest = room(STAGES, C, C), room(STAGES, C, C), room(STAGES, C, C)

@@ -3,7 +3,7 @@
 Nothing goes to memory between them. One program a multiprocessor takes chunk after chunk, all of whose channels it holds: eight
 warps (four for heads of 64) compute, one fetches. A chunk's tiles come in two parts, what lies along the values and what lies along
 the channels, each as soon as its room is free: the values of the next chunk while the channels of this one are at work.
-Formulas and names are those of ckda/ops/triton/chunk_backward.py, layouts those of ckda/ops/triton/hopper.py.
+Formulas and names are those of ckda/ops/triton/chunk_backward.py, layouts those of ckda/ops/triton/hopper_tile.py.
 """
 
 from triton.experimental import gluon
@@ -13,45 +13,25 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     tma,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-from ckda.ops.triton.hopper import DT, rest, room, rounded
+from ckda.ops.triton.hopper_tile import (
+    DT,
+    by_pairs,
+    by_rows,
+    head_gate,
+    left_operand,
+    plus,
+    product,
+    rest,
+    room,
+    rounded,
+    times,
+)
 from ckda.ops.triton.tile import gate_gradient, learning_rate
 
-__all__ = ["by_pairs", "by_rows", "hopper_gradient_kernel", "left_operand", "product", "times"]
-
-
-@gluon.constexpr_function
-def product(K, C):
-    """The layout of a product [K, C]."""
-    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[K // 16, 1], instr_shape=[16, C, 16])
-
-
-@gluon.constexpr_function
-def left_operand(K, C):
-    """The layout of the left operand of such a product."""
-    return gl.DotOperandLayout(operand_index=0, parent=product(K, C), k_width=2)
-
-
-@gluon.constexpr_function
-def by_pairs(K):
-    """The layout of a product of tokens with tokens [C, C]: too small for Hopper's instruction."""
-    return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[2, K // 32], instr_shape=[16, 8])
-
-
-@gluon.constexpr_function
-def by_rows(K, V):
-    """The layout of a tile [C, V] whose rows are summed: every row within a warp."""
-    return gl.BlockedLayout([1, V * 16 // K], [512 // K, K // 16], [K // 16, 1], [1, 0])
-
-
-@gluon.jit
-def times(b_a, s_b, K: gl.constexpr, C: gl.constexpr):
-    """a b, begun; a is a left operand."""
-    b_zero = gl.zeros([K, C], gl.float32, product(K, C))
-    return warpgroup_mma(b_a, s_b, b_zero, use_acc=False, is_async=True)
+__all__ = ["hopper_gradient_kernel"]
 
 
 @gluon.jit
@@ -60,9 +40,8 @@ def _sums_from(b_x, s_M, K: gl.constexpr, C: gl.constexpr):
     b_high = rounded(b_x)
     b_x -= b_high.to(gl.float32)
     b_middle = rounded(b_x)
-    b_sum = times(gl.convert_layout(b_high, left_operand(K, C)), s_M, K, C)
-    b_sum = warpgroup_mma(gl.convert_layout(b_middle, left_operand(K, C)), s_M, b_sum, is_async=True)
-    return warpgroup_mma(gl.convert_layout(rest(b_x, b_middle), left_operand(K, C)), s_M, b_sum, is_async=True)
+    b_sum = plus(times(b_high, s_M, K, C), b_middle, s_M, K, C)
+    return plus(b_sum, rest(b_x, b_middle), s_M, K, C)
 
 
 @gluon.jit
@@ -139,12 +118,7 @@ def _run(
         chunk, i_hv = item // HV, item % HV
         o_line = (chunk * C + gl.arange(0, C, by_row)).to(gl.int64) * HV + i_hv
         b_beta = gl.load(p_beta + o_line).to(gl.float32)
-        b_rate = gl.full([1, 1], 1.0, gl.float32, P)
-        b_bias = gl.zeros([K], gl.float32, by_channel)[:, None]
-        if HAS_A_LOG:
-            b_rate *= gl.exp(gl.load(p_A_log + i_hv).to(gl.float32))
-        if HAS_DT_BIAS:
-            b_bias += gl.load(p_dt_bias + i_hv * K + b_channel).to(gl.float32)[:, None]
+        b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, K, C, HAS_A_LOG, HAS_DT_BIAS)
         mbarrier.wait(ready.index(0), phase)
 
         # what the values contract
@@ -200,10 +174,9 @@ def _run(
         b_qf = s_channels.index(2).permute((1, 0)).load(L)
         b_key = gl.convert_layout(b_kb, P).to(gl.float32)
         b_key_rho = rounded(b_key * b_rho)
-        b_left = gl.convert_layout(b_key_rho, L)
-        b_row_D = times(b_left, s_D.permute((1, 0)), K, C)
-        b_row_D = warpgroup_mma(b_left, s_D_low.permute((1, 0)), b_row_D, is_async=True)
-        b_column = warpgroup_mma(b_kf, s_D_low, times(b_kf, s_D, K, C), is_async=True)
+        b_row_D = times(b_key_rho, s_D.permute((1, 0)), K, C)
+        b_row_D = plus(b_row_D, b_key_rho, s_D_low.permute((1, 0)), K, C)
+        b_column = plus(times(b_kf, s_D, K, C), b_kf, s_D_low, K, C)
         b_qf_dA = times(b_qf, s_dA, K, C)
         b_kb_dA = times(b_kb, s_dA.permute((1, 0)), K, C)
         b_kb_low = times(b_kb, s_dA_low.permute((1, 0)), K, C)

@@ -12,12 +12,22 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     tma,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-from ckda.ops.triton.hopper import DT, rest, room, rounded
-from ckda.ops.triton.hopper_gradient import by_pairs, by_rows, left_operand, product, times
+from ckda.ops.triton.hopper_tile import (
+    DT,
+    barriers,
+    by_pairs,
+    by_rows,
+    head_gate,
+    plus,
+    product,
+    rest,
+    room,
+    rounded,
+    times,
+)
 from ckda.ops.triton.tile import ROUND, learning_rate, log_gate
 
 __all__ = ["hopper_intra_kernel"]
@@ -69,7 +79,6 @@ def _run(
 ):  # fmt: skip
     """The warps that compute."""
     P: gl.constexpr = product(K, C)
-    L: gl.constexpr = left_operand(K, C)
     Q: gl.constexpr = by_pairs(K)
     R: gl.constexpr = by_rows(K, K)
     by_token: gl.constexpr = gl.SliceLayout(0, P)
@@ -89,21 +98,15 @@ def _run(
         slot, row = n % STAGES, chunk * C
         o_line = (row + gl.arange(0, C, by_row)).to(gl.int64) * HV + i_hv
         b_beta = gl.load(p_beta + o_line).to(gl.float32)
-        b_rate = gl.full([1, 1], 1.0, gl.float32, P)
-        b_bias = gl.zeros([K], gl.float32, by_channel)[:, None]
-        if HAS_A_LOG:
-            b_rate *= gl.exp(gl.load(p_A_log + i_hv).to(gl.float32))
-        if HAS_DT_BIAS:
-            b_bias += gl.load(p_dt_bias + i_hv * K + b_channel).to(gl.float32)[:, None]
+        b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, K, C, HAS_A_LOG, HAS_DT_BIAS)
         mbarrier.wait(ready.index(slot), (n // STAGES) & 1)
 
         # the gates, and their sums over tokens
         b_g = s_in.index(slot * 3 + 2).permute((1, 0)).load(P).to(gl.float32)
         b_log, b_negative = log_gate(b_g, b_rate, b_bias, GATE, False)
         b_high = rounded(b_log)
-        b_cum = times(gl.convert_layout(b_high, L), s_M, K, C)
-        b_cum = warpgroup_mma(gl.convert_layout(rest(b_log, b_high), L), s_M, b_cum, is_async=True)
-        b_count = times(gl.convert_layout(gl.where(b_negative, 1.0, 0.0).to(DT), L), s_M, K, C)
+        b_cum = plus(times(b_high, s_M, K, C), rest(b_log, b_high), s_M, K, C)
+        b_count = times(gl.where(b_negative, 1.0, 0.0).to(DT), s_M, K, C)
 
         # the norms and the learning rate
         b_q = s_in.index(slot * 3).load(R).to(gl.float32)
@@ -187,12 +190,7 @@ def hopper_intra_kernel(
     BETA_RANGE: gl.constexpr,
 ):
     """What of a chunk does not depend on the state."""
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for s in gl.static_range(STAGES):
-        mbarrier.init(ready.index(s), count=1)
-        mbarrier.init(free.index(s), count=1)
-    fence_async_shared()
+    ready, free = barriers(STAGES, 1)
     s_in, s_out, s_M = room(STAGES * 3, C, K), room(4, C, K), room(1, C, C).index(0)
     s_lines = gl.allocate_shared_memory(gl.float32, [2, C], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     gl.warp_specialize(

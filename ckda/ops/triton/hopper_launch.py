@@ -14,7 +14,7 @@ TRIED = triton.__version__.startswith("3.6.")  # Gluon changes from version to v
 if TRIED:
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    from ckda.ops.triton import hopper, hopper_gradient, hopper_intra
+    from ckda.ops.triton import hopper, hopper_gradient, hopper_intra, hopper_tile
 
 if TYPE_CHECKING:
     from ckda.ops.triton.chunk import Plan, Saved
@@ -68,7 +68,7 @@ def serves_gradients(call: Call, p: "Plan") -> bool:
 
 @cache
 def _tile_layout(rows: int, columns: int) -> Any:
-    return hopper.tile_layout(rows, columns)
+    return hopper_tile.tile_layout(rows, columns)
 
 
 def _tiles(x: Tensor, width: int, rows: int, columns: int) -> "TensorDescriptor":
