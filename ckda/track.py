@@ -208,7 +208,9 @@ def _collect(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise SystemExit(f"--collect: {error}") from error
     for name, one in runs.items():
-        one["environment"]["commit"] = args.trained_at or one["environment"]["commit"]
+        known = one["environment"]["commit"]
+        if args.trained_at and (known is None or known.endswith("+")):
+            one["environment"]["commit"] = args.trained_at
         write_json(out / "runs" / f"{name}.json", one)
     some = next(iter(runs.values()))
     _show(
@@ -525,15 +527,18 @@ def _show(result: dict[str, Any], out: Path, quiet: bool) -> None:
 
 
 def _print_table(result: dict[str, Any], out: Path) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
     if result["runs"]:
         head, rows = table(result)
-        shown = Table(title="scaled accuracy by word length, best seed (chance is 0)")
-        for i, name in enumerate(head):
-            shown.add_column(name, justify="left" if i == 0 else "right", no_wrap=True)
+        title = "scaled accuracy by word length, best seed (chance is 0)"
+        shown = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        for i, name in enumerate(head):  # where the terminal is narrow words wrap and numbers stay whole
+            side, least = ("left" if i == 0 else "right"), (6 if name.isdigit() else 9)
+            shown.add_column(name, justify=side, no_wrap=name.isdigit(), min_width=least, overflow="fold")
         for row in rows:
             shown.add_row(*row, style="bold" if row[0].split()[1:2] == ["ckda"] else None)
         console.print(shown)

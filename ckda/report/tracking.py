@@ -1,6 +1,7 @@
 """Figures of state tracking, each a pure function of the result's JSON."""
 
 import html
+import itertools
 import math
 from typing import Any
 
@@ -135,8 +136,8 @@ def groups_figure(result: dict[str, Any]) -> Any:
     figure = _figure(figsize=(4.6 * len(by_group) + 0.8, 4.6))
     panels = figure.subplots(1, len(by_group), squeeze=False, sharey=True)[0]
     for axes, (group, runs) in zip(panels, by_group.items(), strict=True):
-        for i, run in enumerate(runs):
-            _draw_run(axes, run, _colour(run, i))
+        for run, line in zip(runs, _lines(runs), strict=True):
+            _draw_run(axes, run, line)
         axes.axvline(runs[0]["recipe"]["curriculum"][-1], color="#5c6b7a", linewidth=1, linestyle="--")
         axes.set(title=group, xlabel="word length", ylim=(-0.06, 1.06))
         axes.set_xscale("log", base=2)
@@ -152,23 +153,24 @@ def groups_figure(result: dict[str, Any]) -> Any:
 _MORE = ("#2f7f4f", "#c8553d", "#b58900", "#6c3fa0", "#2c8c99", "#8c564b", "#e377c2", "#17365d", "#bcbd22", "#7f7f7f")
 
 
-def _colour(run: dict[str, Any], place: int) -> str:
-    if run["mixer"] in ARM_LABELS and run["recipe_name"] in (*_SHORTER, "quick"):
-        return ARM_LABELS[run["mixer"]][1]
-    return _MORE[place % len(_MORE)]
+def _lines(runs: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Colour and line style of each run: the four ranges in their own colours, the others by turns, dashed the second time."""
+    turns = ({"color": colour, "linestyle": style} for style in itertools.cycle(("-", "--", ":")) for colour in _MORE)
+    own = [run["mixer"] in ARM_LABELS and run["recipe_name"] in (*_SHORTER, "quick") for run in runs]
+    return [{"color": ARM_LABELS[run["mixer"]][1]} if its else next(turns) for run, its in zip(runs, own, strict=True)]
 
 
-def _draw_run(axes: Any, run: dict[str, Any], colour: str) -> None:
+def _draw_run(axes: Any, run: dict[str, Any], line: dict[str, str]) -> None:
     lengths = sorted(map(int, run["scores"]))
     label = run["label"] + ("" if run["recipe_name"] == "paper" else f", {run['recipe_name']}")
     for r in range(len(run["seeds"])):
         values = [run["scores"][str(n)][r] for n in lengths]
         best = r == run["best"]
         style = {"linewidth": 2.4, "label": label, "marker": "o", "markersize": 3.5} if best else {"linewidth": 0.8}
-        axes.plot(lengths, values, color=colour, alpha=1.0 if best else 0.45, **style)
+        axes.plot(lengths, values, alpha=1.0 if best else 0.45, **line, **style)
     known = published(run)
     if known is not None:
-        axes.plot(PUBLISHED_LENGTHS, known, "D", color=colour, fillstyle="none", markersize=7)
+        axes.plot(PUBLISHED_LENGTHS, known, "D", color=line["color"], fillstyle="none", markersize=7)
 
 
 def mechanism_figure(mechanism: dict[str, Any]) -> Any:
