@@ -537,8 +537,9 @@ def _print_table(result: dict[str, Any], out: Path) -> None:
         title = "scaled accuracy by word length, best seed (chance is 0)"
         shown = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         for i, name in enumerate(head):  # where the terminal is narrow words wrap and numbers stay whole
-            side, least = ("left" if i == 0 else "right"), (6 if name.isdigit() else 9)
-            shown.add_column(name, justify=side, no_wrap=name.isdigit(), min_width=least, overflow="fold")
+            whole = name.isdigit()
+            options: dict[str, Any] = {"justify": "left" if i == 0 else "right", "no_wrap": whole, "overflow": "fold"}
+            shown.add_column(name, min_width=6 if whole else 9, **options)
         for row in rows:
             shown.add_row(*row, style="bold" if row[0].split()[1:2] == ["ckda"] else None)
         console.print(shown)

@@ -6,6 +6,7 @@ like a representation. :func:`found_representation` says which one: the share of
 often each occurs among the transitions restricted to that span, and the distance to the nearest exact one.
 
 A head need not be a representation: by quaternions, S -> q S q, it acts like a finite group that is larger (cor:a5-four).
+:func:`ckda.analysis.quaternions.quaternion_heads` finds such heads by their keys, and
 :func:`ckda.tasks.relations.inexactness` says how exactly the letters act, whichever group that is.
 
 What is left over is the closure error: the variance of the state among words of equal product. It grows with the length of
@@ -21,10 +22,11 @@ import torch
 from torch import Tensor
 
 from ckda import transition
+from ckda.analysis.quaternions import QuaternionHead, quaternion_heads
 from ckda.analysis.representations import irreps, nearest
 from ckda.models.tracker import Tracker, build_tracker
 from ckda.record import environment, write_json
-from ckda.report.tracking import mechanism_figure
+from ckda.report.tracking import mechanism_figure, quaternions_figure
 from ckda.tasks.groups import WordProblem
 from ckda.tasks.relations import inexactness
 from ckda.train.weights import places_of, read_weights
@@ -203,6 +205,8 @@ def run(args: argparse.Namespace) -> int:
     name = f"{Path(args.run).stem}.seed{result['seed']}"
     path = write_json(out / f"{name}.json", result)
     mechanism_figure(result["mechanism"]).savefig(out / f"{name}.png", dpi=160)
+    if result["quaternions"]:
+        quaternions_figure(result).savefig(out / f"{name}.quaternions.png", dpi=160)
     if args.json:
         print(path.read_text(), end="")
     else:
@@ -222,6 +226,7 @@ def inspect(path: str | Path, seed: int | None, length: int) -> dict[str, Any]:
     states = class_states(model, task, lengths)
     found = found_representation(model, task, states["mean"], seen["head"])
     exact = exactness(model, task)
+    turning = quaternion_heads(model, task)
     return {
         "what": "ckda inspect track",
         "run": Path(path).name,
@@ -229,16 +234,31 @@ def inspect(path: str | Path, seed: int | None, length: int) -> dict[str, Any]:
         "mechanism": seen,
         "representation": found,
         "exactness": exact,
+        "quaternions": [head.summary() for head in turning],
+        "picture": turning[0].picture() if turning else None,
         "closure": {n: values[seen["head"]] for n, values in states["closure"].items()},
         "closure_by_head": states["closure"],
-        "finding": finding(task, seen, found, exact[seen["head"]]),
+        "finding": finding(task, seen, found, exact[seen["head"]], turning),
         "environment": environment(),
     }
 
 
-def finding(task: WordProblem, seen: dict[str, Any], found: dict[str, Any], exact: dict[str, float]) -> str:
-    """One sentence: the head, what its state is a function of, and how nearly its transitions are a representation, or the
-    action of a finite group that is none."""
+def finding(
+    task: WordProblem,
+    seen: dict[str, Any],
+    found: dict[str, Any],
+    exact: dict[str, float],
+    turning: list[QuaternionHead],
+) -> str:
+    """One sentence: the head, what its state is a function of, and how nearly its transitions are a representation, turns by
+    quaternions, or the action of another finite group."""
+    for one in (head for head in turning if head.head == seen["head"]):
+        others = [str(head.head) for head in turning if head is not one]
+        also = f"; so do heads {', '.join(others)}" if others else ""
+        return (
+            f"head {one.head} works by quaternions: its keys are those of the rotations {one.rotations}, inner products exact "
+            f"to {one.worst:.2g}, and a letter turns the state S into q S q{also}"
+        )
     shares = [s for s in found["shares"] if s["share"] > _NOTICED]
     parts = ", ".join(f"{s['share']:.0%} {s['name']}" for s in shares) or "nothing that depends on the product"
     text = f"head {seen['head']} works: its state's variance is {parts}; that tells {found['told_apart']} of {task.order} apart"
@@ -255,6 +275,7 @@ def _print(result: dict[str, Any], path: Path) -> None:
 
     console = Console()
     console.print(result["finding"], highlight=False, soft_wrap=True)
-    errors = ", ".join(f"{n}: {v:.2g}" for n, v in result["closure"].items())
-    console.print(f"closure error of that head by length: {errors}", highlight=False, soft_wrap=True)
-    console.print(f"{path}, and the figure beside it", highlight=False, soft_wrap=True)
+    if result["mechanism"]["head"] not in [head["head"] for head in result["quaternions"]]:  # these have no class means
+        errors = ", ".join(f"{n}: {v:.2g}" for n, v in result["closure"].items())
+        console.print(f"closure error of that head by length: {errors}", highlight=False, soft_wrap=True)
+    console.print(f"{path}, and the figures beside it", highlight=False, soft_wrap=True)

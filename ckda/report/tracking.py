@@ -14,6 +14,7 @@ __all__ = [
     "groups_figure",
     "markdown",
     "mechanism_figure",
+    "quaternions_figure",
     "table",
 ]
 
@@ -185,10 +186,11 @@ def mechanism_figure(mechanism: dict[str, Any]) -> Any:
         left.plot([h] * len(values), values, "o", color=colour, markersize=4, alpha=0.85)
     left.axhline(2, color="#5c6b7a", linewidth=0.8, linestyle="--")
     left.axhline(1, color="#5c6b7a", linewidth=0.8, linestyle=":")
-    left.set_xticks(range(len(beta[0])))
+    left.set_xticks(range(0, len(beta[0]), 1 + len(beta[0]) // 16))
     left.set(xlabel="head", ylabel="β", ylim=(-0.05, 2.15), title=f"β by head (head {head} works)")
     image = middle.imshow(mechanism["alpha"], cmap="RdBu", vmin=-1, vmax=1, aspect="auto")
-    middle.set_yticks(range(len(names)), names)
+    every = 1 + len(names) // 25
+    middle.set_yticks(range(0, len(names), every), names[::every], fontsize=10 if len(names) <= 12 else 6)
     middle.set(xlabel="channel", title=f"gates α of head {head}")
     figure.colorbar(image, ax=middle, shrink=0.8)
     _draw_keys(plane, mechanism)
@@ -223,6 +225,50 @@ def _draw_keys(axes: Any, mechanism: dict[str, Any]) -> None:
     share = sum(mechanism["explained"])
     axes.set(title=f"keys, first 2 PCs (3 hold {share:.0%})", xlabel="PC 1", ylabel="PC 2")
     axes.margins(0.2)
+
+
+def quaternions_figure(result: dict[str, Any]) -> Any:
+    """The keys of the most exact quaternion head on the exact ones, in the plane of greatest symmetry, and their inner products.
+
+    Lines join exact ones that are nearest to each other: the edges of the 600-cell for A5.
+    """
+    figure = _figure(figsize=(10.0, 5.2))
+    left, right = figure.subplots(1, 2, width_ratios=(1.3, 1))
+    picture, orders, first = result["picture"], result["mechanism"]["orders"], result["quaternions"][0]
+    _draw_edges(left, picture)
+    named: set[int] = set()
+    for (x, y), (u, v), order in zip(picture["exact"], picture["keys"], orders, strict=True):
+        label = f"order {order}" if order not in named else None
+        named.add(order)
+        left.plot([x, -x], [y, -y], "o", color="#5c6b7a", markerfacecolor="white", markersize=8, markeredgewidth=0.8)
+        left.plot([u, -u], [v, -v], "o", color=_MARKS.get(order, ("#2f7f4f", ""))[0], markersize=4.2, label=label)
+    left.set(
+        title=f"{result['group']}: the {len(orders)} keys of head {first['head']} and their negatives", aspect="equal"
+    )
+    left.set_axis_off()
+    left.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 0.02), ncols=5, handletextpad=0.1)
+    exact, learned = ([abs(v) for v in picture[f"{side}_products"]] for side in ("exact", "keys"))
+    right.plot(exact, learned, "o", color="#16548c", markersize=5, alpha=0.35)
+    right.plot([0, 1], [0, 1], color="#c5ced8", linewidth=1, zorder=0)
+    right.set(
+        title=f"|inner products| of two keys (± {first['worst']:.1g})",
+        xlabel="exact unit quaternions",
+        ylabel="learned",
+    )
+    right.set_box_aspect(1)
+    right.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _draw_edges(axes: Any, picture: dict[str, Any]) -> None:
+    pairs = itertools.combinations(picture["exact"], 2)
+    nearest = max(map(abs, picture["exact_products"]))
+    for (a, b), product in zip(pairs, picture["exact_products"], strict=True):
+        if abs(product) > nearest - 1e-3:
+            for side in (1, -1):  # the edge and its opposite
+                other = math.copysign(1, product) * side
+                x, y = ([side * a[axis], other * b[axis]] for axis in (0, 1))
+                axes.plot(x, y, color="#c5ced8", linewidth=0.5, zorder=0)
 
 
 def cups_strip(strip: dict[str, Any]) -> str:

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from ckda.analysis.quaternions import coxeter_plane, inner_products, quaternion_heads, rotations
 from ckda.analysis.representations import irreps, nearest
 from ckda.analysis.tracking import class_states, exactness, found_representation
 from ckda.cli import main
-from ckda.models.tracker import build_tracker
+from ckda.models.tracker import build_tracker, icosahedral_quaternions
 from ckda.tasks.groups import WordProblem
 from ckda.theory.finite_groups import group
 
@@ -62,6 +63,51 @@ def test_quaternions_act_exactly():
     heads = exactness(build_tracker("ckda", task, **options), task)
     assert all(head["near"] > 0.99 and head["unturned"] < 1e-6 for head in heads[:2])
     assert all(head["unturned"] > 0.05 for head in heads[2:])
+
+
+def theory_of_A5(start="quaternions"):
+    torch.manual_seed(0)
+    task = WordProblem.named("A5")
+    options = {"width": 32, "heads": 4, "head_dim": 4, "beta_init": "spread", "start": start}
+    return build_tracker("ckda", task, **options), task
+
+
+def test_inner_products_of_quaternions_follow_from_the_character():
+    """One of A5's two homomorphisms into the rotations has the quaternions that the paper gives, the other their twins."""
+    G = group("A5")
+    q = icosahedral_quaternions(G)
+    errors = [np.abs(inner_products(G, choice.character) - np.abs(q @ q.T)).max() for choice in rotations(G)]
+    assert min(errors) < 1e-7
+    assert max(errors) > 0.4
+
+
+def test_a_head_is_off_by_as_much_as_its_keys_are():
+    model, task = theory_of_A5()
+    turned = torch.tensor([np.cos(0.05), np.sin(0.05), 0.0, 0.0])  # the identity's key is (1, 0, 0, 0)
+    one = task.group.orders.index(1)
+    assert torch.equal(model.embedding.weight[one, :4].abs(), torch.tensor([1.0, 0, 0, 0]))
+    with torch.no_grad():
+        model.embedding.weight[one, :4] = turned
+    found = quaternion_heads(model, task)
+    assert [head.head for head in found] == [0, 1]
+    for head in found:
+        assert 0.03 < head.worst < 0.051
+        assert abs(head.one - np.cos(0.05)) < 1e-6
+        assert head.beta > 1.999
+        assert np.abs(head.keys - head.exact).max() < 0.06
+
+
+def test_heads_that_know_nothing_are_no_quaternions():
+    for start in ("random", "quarters"):
+        assert quaternion_heads(*theory_of_A5(start)) == []
+
+
+def test_the_600_cell_has_thirty_corners_in_its_plane():
+    q = icosahedral_quaternions(group("A5"))
+    place = q @ coxeter_plane(q)
+    radii = np.linalg.norm(place, axis=1)
+    rings = np.unique(radii.round(6), return_counts=True)[1]
+    assert rings.tolist() == [15, 15, 15, 15]  # and as many opposite ones
 
 
 def by_hand():
