@@ -15,7 +15,7 @@
 #   search    S4: 24 seeds by `quarters`, which the screening found, the best three go on, with the penalty on relations,
 #             sharpened, and without
 #   six       the same with six seeds and none culled
-#   a5        A5 from random starts: 24 seeds, the best three go on; MORE="+short" and the like joins more
+#   a5        A5 from random keys: 12 seeds from near orthogonal transitions, 24 from the paper's spreads; S4 likewise, 24 seeds
 #   figures   no training: figures, tables and findings from the folders of the other pieces, into OUT/figures
 #
 # Each piece has its own folder OUT/PIECE. One that runs into the limit leaves checkpoints there; the same command goes on from
@@ -65,7 +65,11 @@ for piece in "${pieces[@]}"; do
     six)
       track S4 --recipe quarters+relations,quarters --steps 6000 --batch 256 --seeds 6
       track S4 --recipe quarters+sharpen --from "$out/six/runs/S4-ckda+quarters+relations.pt" ;;
-    a5) track A5 --recipe "quarters+culled${MORE:-}+relations,short+culled${MORE:-}" ;;
+    a5)
+      many() { track "$@" --steps 15000 --batch 256 --lengths 8,16,32,64,128,256,512,1024,4096; }
+      many A5 --recipe quarters+short+many --seeds 12
+      many A5 --recipe spread+short+many --seeds 24
+      many S4 --recipe quarters+short+many --seeds 24 ;;
     figures) figures ;;
     *) echo "recipes/tracking.sh: there is no piece '$piece'" >&2; exit 2 ;;
   esac

@@ -67,8 +67,8 @@ def rotations(G: FiniteGroup) -> list[Rotations]:
 
     Example:
         >>> from ckda.theory.finite_groups import group
-        >>> rotations(group("S4"))[0].name, len(rotations(group("A5")))
-        ('3-dimensional, faithful', 2)
+        >>> [found.name for found in rotations(group("A5"))]
+        ['3-dimensional, faithful (1 of 2)', '3-dimensional, faithful (2 of 2)']
     """
     parts = [irrep for irrep in irreps(G) if irrep.dimension <= 3]
     found = []
@@ -80,7 +80,14 @@ def rotations(G: FiniteGroup) -> list[Rotations]:
             if np.allclose(determinants, 1):
                 character = np.sum([irrep.character for irrep in chosen], axis=0)
                 found.append(Rotations(" + ".join(irrep.name for irrep in chosen), character))
-    return found
+    return [_told_apart(found, i) for i in range(len(found))]
+
+
+def _told_apart(found: list[Rotations], i: int) -> Rotations:
+    """The i-th, numbered where several have its name."""
+    alike = [j for j, other in enumerate(found) if other.name == found[i].name]
+    number = f" ({1 + alike.index(i)} of {len(alike)})" if len(alike) > 1 else ""
+    return found[i]._replace(name=found[i].name + number)
 
 
 def inner_products(G: FiniteGroup, character: Array) -> Array:

@@ -235,12 +235,18 @@ def inspect(path: str | Path, seed: int | None, length: int) -> dict[str, Any]:
         "representation": found,
         "exactness": exact,
         "quaternions": [head.summary() for head in turning],
+        "quaternions_by_seed": {str(each): _quaternions_of(path, each) for each in about["seeds"]},
         "picture": turning[0].picture() if turning else None,
         "closure": {n: values[seen["head"]] for n, values in states["closure"].items()},
         "closure_by_head": states["closure"],
         "finding": finding(task, seen, found, exact[seen["head"]], turning),
         "environment": environment(),
     }
+
+
+def _quaternions_of(path: str | Path, seed: int) -> list[dict[str, Any]]:
+    _, task, model = load_replica(path, seed)
+    return [head.summary() for head in quaternion_heads(model, task)]
 
 
 def finding(
@@ -254,7 +260,7 @@ def finding(
     quaternions, or the action of another finite group."""
     for one in (head for head in turning if head.head == seen["head"]):
         others = [str(head.head) for head in turning if head is not one]
-        also = f"; so do heads {', '.join(others)}" if others else ""
+        also = f"; so {'do heads' if others[1:] else 'does head'} {', '.join(others)}" if others else ""
         return (
             f"head {one.head} works by quaternions: its keys are those of the rotations {one.rotations}, inner products exact "
             f"to {one.worst:.2g}, and a letter turns the state S into q S q{also}"
