@@ -1,13 +1,14 @@
-"""Heads that turn their state by quaternions, S -> q S q (prop:so3-four-dimensional-encoding, cor:a5-four), found from their keys.
+"""Heads that turn their state by quaternions, S -> q S q (prop:so3-four-dimensional-encoding, cor:a5-four).
 
-With beta = 2 and gates that are all 1 but for one -1 in direction e, a letter acts as the reflection at its key after the
-reflection at e. Four dimensions in which e is the number 1 are the quaternions, and the key is q. A homomorphism of the group
-into the rotations of three dimensions, with character chi, has unit quaternions q_x up to sign, and since q_y / q_x belongs to
-the rotation of x^-1 y and its real part is the cosine of half the angle,
+With beta = 2 and gates that are 1 but for -1 along e, a letter acts as the reflection at its key after the reflection at e.
+Four dimensions in which e is the number 1 are the quaternions, the key is q, and the letter's transition is S -> q S q. A
+homomorphism of the group into the rotations of three dimensions, with character chi, has unit quaternions q_x up to sign.
+Since q_y / q_x belongs to the rotation of x^-1 y, and its real part is the cosine of half the angle,
 
     (q_x . q_y)^2 = (1 + chi(x^-1 y)) / 4.
 
-So keys can be held to the exact ones without choosing coordinates or signs. For A5 these are the 60 axes of the 600-cell.
+So a head's keys can be held to the exact ones without choosing coordinates or signs; for A5 these are the 60 axes of the
+600-cell. Once the exact ones lie as near to the keys as they come, the head's transitions are compared with theirs.
 
 Legend: n the group's order, K channels of a head.
 """
@@ -23,28 +24,29 @@ from ckda.models.tracker import Tracker
 from ckda.tasks.groups import WordProblem
 from ckda.theory.finite_groups import FiniteGroup
 
-__all__ = ["QuaternionHead", "Rotations", "coxeter_plane", "inner_products", "quaternion_heads", "rotations"]
+__all__ = ["QuaternionHead", "Rotations", "coxeter_plane", "quaternion_heads", "rotations"]
 
 Array = np.ndarray
-_NEAR = 0.1  # of an inner product of unit keys: farther off nothing is recognised
+_NEAR = 0.1  # of inner products of unit keys, and
+_NEAR_TURN = 0.25  # of a transition, in the spectral norm: farther off nothing is recognised
 
 
 class Rotations(NamedTuple):
     """A homomorphism of the group into the rotations of three dimensions."""
 
     name: str
-    character: Array  #: [n] traces
+    products: Array  #: [n, n] |q_x . q_y| of its unit quaternions
 
 
 class QuaternionHead(NamedTuple):
-    """A head whose keys are nearly unit quaternions of the group's elements."""
+    """A head that nearly turns its state by unit quaternions of the group's elements."""
 
     head: int
     rotations: str  #: whose quaternions
     worst: float  #: the largest error of an inner product of two keys
-    beta: float  #: the smallest over the letters
-    gate: float  #: the smallest |alpha| over letters and channels
-    one: float  #: the length of the identity's key along the channels whose sign is the rarer one; 1 if exact
+    error: (
+        float  #: the largest distance of a letter's transition, where the keys are, from the exact one; spectral norm
+    )
     keys: Array  #: [n, K] unit keys
     exact: Array  #: [n, K] the exact ones, turned as near to them as they come
 
@@ -79,7 +81,8 @@ def rotations(G: FiniteGroup) -> list[Rotations]:
             determinants = np.prod([np.linalg.det(irrep.matrices) for irrep in chosen], axis=0)
             if np.allclose(determinants, 1):
                 character = np.sum([irrep.character for irrep in chosen], axis=0)
-                found.append(Rotations(" + ".join(irrep.name for irrep in chosen), character))
+                products = np.sqrt(np.clip((1 + character[G.table[G.inverse]]) / 4, 0, 1))
+                found.append(Rotations(" + ".join(irrep.name for irrep in chosen), products))
     return [_told_apart(found, i) for i in range(len(found))]
 
 
@@ -90,76 +93,80 @@ def _told_apart(found: list[Rotations], i: int) -> Rotations:
     return found[i]._replace(name=found[i].name + number)
 
 
-def inner_products(G: FiniteGroup, character: Array) -> Array:
-    """[n, n] |q_x . q_y| of the unit quaternions of these rotations."""
-    one = int(np.flatnonzero((G.table == np.arange(G.order)).all(1))[0])
-    inverse = (G.table == one).argmax(1)
-    return np.sqrt(np.clip((1 + character[G.table[inverse]]) / 4, 0, 1))
-
-
 @torch.no_grad()
-def quaternion_heads(model: Tracker, task: WordProblem) -> list[QuaternionHead]:
-    """The heads that are one within 0.1, with signs that no letter changes, the most exact first.
+def quaternion_heads(model: Tracker, task: WordProblem, choices: list[Rotations] | None = None) -> list[QuaternionHead]:
+    """The heads that are one, up to 0.1 in inner products of keys and 0.25 in transitions, those with the most exact keys first.
 
-    Only for words over a whole group, a token an element; of others nothing is said.
+    None are found unless words run over the whole group, a token an element, and heads have at least four channels.
+
+    Args:
+        model: its mixer has one key, gate and beta a token (:meth:`ckda.ComplexKDA.transitions`).
+        choices: :func:`rotations` of the group, where they are known already.
 
     Example:
         >>> from ckda.models.tracker import build_tracker
         >>> task = WordProblem.named("A5")
         >>> model = build_tracker("ckda", task, width=32, heads=4, head_dim=4, beta_init="spread", start="quaternions")
-        >>> [(found.head, found.worst < 1e-6) for found in quaternion_heads(model, task)]
-        [(0, True), (1, True)]
+        >>> [(found.head, found.worst < 1e-6, found.error < 1e-3) for found in quaternion_heads(model, task)]
+        [(0, True, True), (1, True, True)]
     """
-    if task.meaning:
+    if task.meaning or len(task.letters) != task.order:
         return []
-    alpha, k, beta = (
-        x[0].double().cpu().numpy() for x in model.mixer.transitions(model.embedding.weight[None, : task.order])
-    )
+    letters = model.embedding.weight[None, : task.order]
+    k = model.mixer.transitions(letters)[1][0].double().cpu().numpy()
+    A = model.mixer.matrices(letters)[0].double().cpu().numpy()
+    choices = rotations(task.group) if choices is None else choices
+    if k.shape[-1] < 4 or not choices:
+        return []
     k = k / (np.linalg.norm(k, axis=-1, keepdims=True) + 1e-30)
-    ideals = [(choice.name, inner_products(task.group, choice.character)) for choice in rotations(task.group)]
-    one = int(np.flatnonzero((task.group.table == np.arange(task.order)).all(1))[0])
-    found = []
-    for head in range(k.shape[1]):
-        keys = k[:, head]
-        gram = keys @ keys.T
-        near = [(float(np.abs(np.abs(gram) - ideal).max()), name, ideal) for name, ideal in ideals]
-        worst, name, ideal = min(near, key=lambda entry: entry[0], default=(1.0, "", gram))
-        negative = alpha[one, head] < 0
-        if worst > _NEAR or ((alpha[:, head] < 0) != negative).any():
-            continue
-        rarer = negative if negative.sum() * 2 <= len(negative) else ~negative
-        found.append(
-            QuaternionHead(
-                head,
-                name,
-                worst,
-                float(beta[:, head].min()),
-                float(np.abs(alpha[:, head]).min()),
-                float(np.linalg.norm(keys[one, rarer])),
-                keys,
-                _turned(np.sign(gram) * ideal, keys),
-            )
-        )
-    return sorted(found, key=lambda entry: entry.worst)
+    found = [_recognised(task.group, h, k[:, h], A[:, h], choices) for h in range(k.shape[1])]
+    return sorted((head for head in found if head is not None), key=lambda head: head.worst)
 
 
-def _turned(gram: Array, keys: Array) -> Array:
-    """Vectors [n, K] in four dimensions with these inner products, turned as near as they come to the keys."""
+def _recognised(G: FiniteGroup, head: int, keys: Array, A: Array, choices: list[Rotations]) -> QuaternionHead | None:
+    """The head with unit keys [n, K] and transitions A [n, K, K], if it turns by quaternions."""
+    gram = keys @ keys.T
+    errors = [float(np.abs(np.abs(gram) - choice.products).max()) for choice in choices]
+    best = int(np.argmin(errors))
+    if errors[best] > _NEAR:
+        return None
+    exact = _turned(np.sign(gram) * choices[best].products, keys)
+    if exact is None:
+        return None
+    error = _distance(A, exact, G.identity)
+    if error > _NEAR_TURN:
+        return None
+    return QuaternionHead(head, choices[best].name, errors[best], error, keys, exact)
+
+
+def _turned(gram: Array, keys: Array) -> Array | None:
+    """Vectors [n, K] that span four dimensions and have these inner products, turned as near to the keys as they come, if any."""
     values, vectors = np.linalg.eigh(gram)
-    points = vectors[:, -4:] * np.sqrt(np.clip(values[-4:], 0, None))
+    if len(values) < 4 or values[-4] < 1e-6 or np.abs(values[:-4]).max(initial=0.0) > 1e-6:
+        return None
+    points = vectors[:, -4:] * np.sqrt(values[-4:])
     U, _, Vh = np.linalg.svd(points.T @ keys, full_matrices=False)
     return points @ U @ Vh
+
+
+def _distance(A: Array, exact: Array, one: int) -> float:
+    """How far transitions [n, K, K] are, on the span of the exact keys, from the reflections at those keys after the identity's."""
+    span = np.linalg.svd(exact, full_matrices=False)[2][:4].T  # [K, 4]
+    q = exact @ span
+    reflections = np.eye(4) - 2 * q[:, :, None] * q[:, None, :]
+    turns = span @ (reflections @ reflections[one])  # [n, K, 4]
+    moved = A @ span
+    return float(min(np.linalg.norm(moved - sign * turns, 2, axis=(1, 2)).max() for sign in (1, -1)))
 
 
 def coxeter_plane(points: Array, tries: int = 400) -> Array:
     """[K, 2] the plane that a product of four reflections at the points [n, K] turns by the smallest angle: where they look best.
 
-    For the 600-cell it is the Coxeter plane of H4, with thirty-fold symmetry.
+    The points span four dimensions. For the 600-cell it is the Coxeter plane of H4, with thirty-fold symmetry.
     """
     rng = np.random.default_rng(0)
-    U, _, _ = np.linalg.svd(points.T, full_matrices=False)
-    basis = U[:, :4]
-    inside = points @ basis
+    span = np.linalg.svd(points, full_matrices=False)[2][:4].T
+    inside = points @ span
     inside /= np.linalg.norm(inside, axis=1, keepdims=True)
     best, plane = np.inf, np.eye(4)[:, :2]
     for _ in range(tries):
@@ -171,4 +178,4 @@ def coxeter_plane(points: Array, tries: int = 400) -> Array:
         if angles.min() < best - 1e-6:
             best, vector = angles.min(), vectors[:, angles.argmin()]
             plane = np.stack([vector.real, vector.imag], 1) * np.sqrt(2)
-    return basis @ plane
+    return span @ plane

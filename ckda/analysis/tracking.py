@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ckda import transition
-from ckda.analysis.quaternions import QuaternionHead, quaternion_heads
+from ckda.analysis.quaternions import QuaternionHead, quaternion_heads, rotations
 from ckda.analysis.representations import irreps, nearest
 from ckda.models.tracker import Tracker, build_tracker
 from ckda.record import environment, write_json
@@ -226,7 +226,9 @@ def inspect(path: str | Path, seed: int | None, length: int) -> dict[str, Any]:
     states = class_states(model, task, lengths)
     found = found_representation(model, task, states["mean"], seen["head"])
     exact = exactness(model, task)
-    turning = quaternion_heads(model, task)
+    choices = rotations(task.group)
+    by_seed = {each: quaternion_heads(load_replica(path, each)[2], task, choices) for each in about["seeds"]}
+    turning = by_seed[about["seed"]]
     return {
         "what": "ckda inspect track",
         "run": Path(path).name,
@@ -235,18 +237,13 @@ def inspect(path: str | Path, seed: int | None, length: int) -> dict[str, Any]:
         "representation": found,
         "exactness": exact,
         "quaternions": [head.summary() for head in turning],
-        "quaternions_by_seed": {str(each): _quaternions_of(path, each) for each in about["seeds"]},
+        "quaternions_by_seed": {str(each): [head.summary() for head in heads] for each, heads in by_seed.items()},
         "picture": turning[0].picture() if turning else None,
         "closure": {n: values[seen["head"]] for n, values in states["closure"].items()},
         "closure_by_head": states["closure"],
         "finding": finding(task, seen, found, exact[seen["head"]], turning),
         "environment": environment(),
     }
-
-
-def _quaternions_of(path: str | Path, seed: int) -> list[dict[str, Any]]:
-    _, task, model = load_replica(path, seed)
-    return [head.summary() for head in quaternion_heads(model, task)]
 
 
 def finding(
@@ -258,12 +255,13 @@ def finding(
 ) -> str:
     """One sentence: the head, what its state is a function of, and how nearly its transitions are a representation, turns by
     quaternions, or the action of another finite group."""
-    for one in (head for head in turning if head.head == seen["head"]):
+    one = next((head for head in turning if head.head == seen["head"]), None)
+    if one is not None:
         others = [str(head.head) for head in turning if head is not one]
-        also = f"; so {'do heads' if others[1:] else 'does head'} {', '.join(others)}" if others else ""
+        also = f"; head{'s' * (len(others) > 1)} {', '.join(others)} likewise" if others else ""
         return (
-            f"head {one.head} works by quaternions: its keys are those of the rotations {one.rotations}, inner products exact "
-            f"to {one.worst:.2g}, and a letter turns the state S into q S q{also}"
+            f"head {one.head} works by quaternions of the rotations {one.rotations}: a letter turns the state S into q S q, its "
+            f"transitions are exact up to {one.error:.2g} and inner products of its keys up to {one.worst:.2g}{also}"
         )
     shares = [s for s in found["shares"] if s["share"] > _NOTICED]
     parts = ", ".join(f"{s['share']:.0%} {s['name']}" for s in shares) or "nothing that depends on the product"
@@ -284,4 +282,6 @@ def _print(result: dict[str, Any], path: Path) -> None:
     if result["mechanism"]["head"] not in [head["head"] for head in result["quaternions"]]:  # these have no class means
         errors = ", ".join(f"{n}: {v:.2g}" for n, v in result["closure"].items())
         console.print(f"closure error of that head by length: {errors}", highlight=False, soft_wrap=True)
-    console.print(f"{path}, and the figures beside it", highlight=False, soft_wrap=True)
+    console.print(
+        f"{path}, and {'figures' if result['quaternions'] else 'the figure'} beside it", highlight=False, soft_wrap=True
+    )

@@ -151,7 +151,7 @@ def groups_figure(result: dict[str, Any]) -> Any:
     return figure
 
 
-_MORE = ("#2f7f4f", "#c8553d", "#b58900", "#6c3fa0", "#2c8c99", "#8c564b", "#e377c2", "#17365d", "#bcbd22", "#7f7f7f")
+_MORE = ("#2f7f4f", "#c8553d", "#b58900", "#2c8c99", "#8c564b", "#e377c2", "#000000", "#bcbd22", "#6baed6", "#fb9a99")
 
 
 def _lines(runs: list[dict[str, Any]]) -> list[dict[str, str]]:
@@ -237,7 +237,8 @@ def quaternions_figure(result: dict[str, Any]) -> Any:
     picture, orders, first = result["picture"], result["mechanism"]["orders"], result["quaternions"][0]
     _draw_edges(left, picture)
     named: set[int] = set()
-    for (x, y), (u, v), order in zip(picture["exact"], picture["keys"], orders, strict=True):
+    triples = zip(picture["exact"], picture["keys"], orders, strict=True)
+    for (x, y), (u, v), order in sorted(triples, key=lambda triple: triple[2]):
         label = f"order {order}" if order not in named else None
         named.add(order)
         left.plot([x, -x], [y, -y], "o", color="#5c6b7a", markerfacecolor="white", markersize=8, markeredgewidth=0.8)

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from ckda.analysis.quaternions import coxeter_plane, inner_products, quaternion_heads, rotations
+from ckda.analysis.quaternions import coxeter_plane, quaternion_heads, rotations
 from ckda.analysis.representations import irreps, nearest
-from ckda.analysis.tracking import class_states, exactness, found_representation
+from ckda.analysis.tracking import class_states, exactness, finding, found_representation
 from ckda.cli import main
 from ckda.models.tracker import build_tracker, icosahedral_quaternions
 from ckda.tasks.groups import WordProblem
 from ckda.theory.finite_groups import group
+from ckda.track import task_named
 
 
 @pytest.mark.parametrize(
@@ -76,30 +77,113 @@ def test_inner_products_of_quaternions_follow_from_the_character():
     """One of A5's two homomorphisms into the rotations has the quaternions that the paper gives, the other their twins."""
     G = group("A5")
     q = icosahedral_quaternions(G)
-    errors = [np.abs(inner_products(G, choice.character) - np.abs(q @ q.T)).max() for choice in rotations(G)]
+    errors = [np.abs(choice.products - np.abs(q @ q.T)).max() for choice in rotations(G)]
     assert min(errors) < 1e-7
     assert max(errors) > 0.4
+
+
+@pytest.mark.parametrize(("name", "number"), [("Z2", 1), ("S3", 2), ("S4", 3), ("Q8", 4), ("A5", 2)])
+def test_homomorphisms_into_the_rotations(name, number):
+    """S4: the cube, S4 / V4 = S3 and S4 / A4 = Z2. Q8: each of its three signs twice, or all three once."""
+    found = rotations(group(name))
+    assert len({choice.name for choice in found}) == len(found)
+    assert len(found) == number
 
 
 def test_a_head_is_off_by_as_much_as_its_keys_are():
     model, task = theory_of_A5()
     turned = torch.tensor([np.cos(0.05), np.sin(0.05), 0.0, 0.0])  # the identity's key is (1, 0, 0, 0)
-    one = task.group.orders.index(1)
-    assert torch.equal(model.embedding.weight[one, :4].abs(), torch.tensor([1.0, 0, 0, 0]))
+    assert torch.equal(model.embedding.weight[task.group.identity, :4].abs(), torch.tensor([1.0, 0, 0, 0]))
     with torch.no_grad():
-        model.embedding.weight[one, :4] = turned
+        model.embedding.weight[task.group.identity, :4] = turned
     found = quaternion_heads(model, task)
     assert [head.head for head in found] == [0, 1]
     for head in found:
         assert 0.03 < head.worst < 0.051
-        assert abs(head.one - np.cos(0.05)) < 1e-6
-        assert head.beta > 1.999
+        assert 0.09 < head.error < 0.101  # a reflection turns by twice the angle of its key
         assert np.abs(head.keys - head.exact).max() < 0.06
 
 
-def test_heads_that_know_nothing_are_no_quaternions():
-    for start in ("random", "quarters"):
-        assert quaternion_heads(*theory_of_A5(start)) == []
+def test_keys_alone_do_not_make_a_quaternion_head():
+    """Exact keys under gates or learning rates that do not turn by them; three negative gates do, but for the state's sign."""
+    for signs, beta, found in (
+        ([1.0, 1, 1, 1], 12.0, []),
+        ([-1.0, -1, 1, 1], 12.0, []),
+        ([1.0, -1, 1, 1], 12.0, []),
+        ([1.0, -1, -1, -1], 12.0, [0, 1]),
+        ([-1.0, 1, 1, 1], 0.0, []),
+        ([-0.01, 0.01, 0.01, 0.01], 12.0, []),
+    ):
+        model, task = theory_of_A5()
+        with torch.no_grad():
+            model.mixer.dt_bias[:8] = 12.0 * torch.tensor(signs * 2)
+            model.mixer.b_proj.bias[:2] = beta
+        assert [head.head for head in quaternion_heads(model, task)] == found, (signs, beta)
+
+
+@pytest.mark.parametrize("name", ["Z2", "Z3", "S3", "Q8", "A4", "A5", "S4:generators", "shell3"])
+@pytest.mark.parametrize("start", ["random", "quarters"])
+def test_heads_that_know_nothing_are_no_quaternions(name, start):
+    torch.manual_seed(0)
+    task = task_named(name)
+    model = build_tracker("ckda", task, heads=8, head_dim=4, beta_init="spread", start=start)
+    assert quaternion_heads(model, task) == []
+
+
+def test_quaternions_in_four_of_sixteen_channels(tmp_path, capsys):
+    """S4 by the cube's quaternions in a head of 16, through the command, with its figure."""
+    torch.manual_seed(0)
+    task = WordProblem.named("S4")
+    model = build_tracker("ckda", task, width=32, heads=2, head_dim=16, beta_init="spread")
+    values, vectors = np.linalg.eigh(_signed_products(task.group))
+    q = torch.from_numpy(vectors[:, -4:] * np.sqrt(values[-4:])).float()
+    one = q[task.group.identity]
+    basis = torch.linalg.qr(torch.cat([one[:, None], torch.eye(4)[:, :3]], 1))[
+        0
+    ]  # the identity's quaternion comes first
+    with torch.no_grad():
+        model.embedding.weight.zero_()
+        model.embedding.weight[:-1, :4] = q @ basis
+        mixer = model.mixer
+        mixer.k_proj.weight[:16] = 0
+        mixer.k_proj.weight[[3, 5, 6, 9], [0, 1, 2, 3]] = 1.0
+        mixer.f_proj[1].weight[:16] = 0
+        mixer.dt_bias[:16] = 14.0
+        mixer.dt_bias[3] = -14.0
+        mixer.b_proj.weight[0], mixer.b_proj.bias[0] = 0, 14.0
+    (head,) = quaternion_heads(model, task)
+    assert head.rotations == "3-dimensional, faithful"
+    assert head.error < 1e-3
+    path = tmp_path / "runs/S4-ckda.pt"
+    path.parent.mkdir()
+    about = {"group": "S4", "mixer": "ckda", "recipe": "by hand", "best": 0, "seeds": [5]}
+    options = {"width": 32, "heads": 2, "head_dim": 16, "beta_init": "spread"}
+    parameters = {name: p.detach()[None] for name, p in model.state_dict().items()}
+    torch.save(about | {"model": options, "parameters": parameters}, path)
+    assert main(["inspect", "track", str(path), "--length", "32", "--json"]) == 0
+    seen = json.loads(capsys.readouterr().out)
+    assert seen["quaternions_by_seed"]["5"][0]["head"] == 0
+    assert len(seen["picture"]["keys"]) == 24
+    assert (tmp_path / "inspect/S4-ckda.seed5.quaternions.png").stat().st_size > 10_000
+    assert "head 0 works by quaternions" in finding(task, {"head": 0}, {}, {}, [head])
+
+
+def _signed_products(G):
+    """[n, n] q_x . q_y of the cube's rotations, by matrices: the quaternion of a rotation from its 4 x 4 form."""
+    cube = next(irrep for irrep in irreps(G) if irrep.dimension == 3 and np.allclose(np.linalg.det(irrep.matrices), 1))
+    quaternions = []
+    for R in cube.matrices:  # the eigenvector of the largest eigenvalue (Bar-Itzhack)
+        K = np.array(
+            [
+                [R[0, 0] - R[1, 1] - R[2, 2], R[1, 0] + R[0, 1], R[2, 0] + R[0, 2], R[1, 2] - R[2, 1]],
+                [R[1, 0] + R[0, 1], R[1, 1] - R[0, 0] - R[2, 2], R[2, 1] + R[1, 2], R[2, 0] - R[0, 2]],
+                [R[2, 0] + R[0, 2], R[2, 1] + R[1, 2], R[2, 2] - R[0, 0] - R[1, 1], R[0, 1] - R[1, 0]],
+                [R[1, 2] - R[2, 1], R[2, 0] - R[0, 2], R[0, 1] - R[1, 0], np.trace(R)],
+            ]
+        )
+        quaternions.append(np.linalg.eigh(K)[1][:, -1])
+    q = np.stack(quaternions)
+    return q @ q.T
 
 
 def test_the_600_cell_has_thirty_corners_in_its_plane():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ckda.cli import main
-from ckda.report.tracking import groups_figure, mechanism_figure
+from ckda.report.tracking import groups_figure, mechanism_figure, quaternions_figure
 from ckda.track import collected
 
 ROOT = Path(__file__).parents[2]
@@ -71,3 +71,55 @@ def test_kept_findings_can_be_drawn(name):
     seen = json.loads((KEPT / f"inspect/{name}.json").read_text())
     assert seen["representation"]["told_apart"] == 6
     assert f"head {seen['mechanism']['head']} works" in mechanism_figure(seen["mechanism"]).axes[0].get_title()
+
+
+def test_a5_from_random_keys():
+    """What README and docs say of it, from the records: five of twelve seeds right at 32, the best one far beyond."""
+    scores = json.loads((KEPT / "a5/runs/A5-ckda+quarters+short+many.json").read_text())["scores"]
+    assert [seed for seed, value in enumerate(scores["32"]) if value > 0.999] == [0, 5, 7, 8, 9]
+    assert scores["512"][0] > 0.9995
+    assert scores["4096"][0] == pytest.approx(0.990, abs=5e-4)
+    seen = json.loads((KEPT / "inspect/A5-ckda+quarters+short+many.seed0.json").read_text())
+    for seed, value in enumerate(scores["32"]):
+        heads = seen["quaternions_by_seed"][str(seed)]
+        assert (len(heads) >= 2) == (value > 0.95), seed
+        assert len({head["rotations"] for head in heads}) <= 1, seed
+
+
+def test_the_kept_keys_can_be_drawn():
+    seen = json.loads((KEPT / "inspect/A5-ckda+quarters+short+many.seed0.json").read_text())
+    left, right = quaternions_figure(seen).axes
+    assert "60 keys" in left.get_title()
+    exact, learned = right.get_lines()[0].get_data()
+    assert len(exact) == 60 * 59 // 2
+    assert max(abs(a - b) for a, b in zip(exact, learned, strict=True)) == pytest.approx(seen["quaternions"][0]["worst"])
+
+
+def test_a_known_commit_is_kept_and_a_copy_s_is_replaced(tmp_path, capsys):
+    run = json.loads((KEPT / "ten/runs/S3-ckda.json").read_text())
+    for name, commit in (("S3-ckda", "abc"), ("S3-kda", "abc+"), ("S4-ckda", None)):
+        group, mixer = name.split("-", 1)
+        one = run | {"group": group, "mixer": mixer, "environment": run["environment"] | {"commit": commit}}
+        path = tmp_path / f"a/runs/{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(one))
+    assert main(["track", "--collect", str(tmp_path / "a"), "--trained-at", "def", "--out", str(tmp_path / "b")]) == 0
+    found = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "b/runs").glob("*.json")}
+    commits = {name: one["environment"]["commit"] for name, one in found.items()}
+    assert commits == {"S3-ckda": "abc", "S3-kda": "def", "S4-ckda": "def"}
+
+
+def test_the_table_keeps_its_numbers_on_a_narrow_terminal(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["track", "--collect", str(KEPT / "mixers_10k"), "--out", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert {"1.000", "0.459", "0.884", "-0.036"} <= set(shown.split())
+
+
+def test_no_two_runs_of_a_panel_look_alike():
+    runs = collected([str(KEPT / "mixers_10k")])
+    (axes,) = groups_figure({"runs": runs}).axes
+    named = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
+    assert len(named) == len(runs) == 17
+    assert len({(line.get_color(), line.get_linestyle()) for line in named}) == 17
