@@ -17,6 +17,7 @@ that is there. `large` trains the 1.3B model for twenty updates at sequence 4096
 
 import argparse
 import gc
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -262,8 +263,8 @@ def profile(args: argparse.Namespace, out: Path) -> None:
         print(f"round {number + 1} of {args.rounds}, {time.perf_counter() - began:.0f} s", file=sys.stderr)
     for name, one in variants.items():
         one |= busy_fraction(trainers[name])
-        speeds = sorted(one["rounds_tokens_per_second"] or [one["tokens_per_second"]])
-        median = one["median_tokens_per_second"] = speeds[len(speeds) // 2]
+        median = statistics.median(one["rounds_tokens_per_second"] or [one["tokens_per_second"]])
+        one["median_tokens_per_second"] = median
         one["median_mfu"] = None if one["mfu"] is None else one["mfu"] * median / one["tokens_per_second"]
 
     def ratio(a: str, b: str) -> float | None:

@@ -40,7 +40,7 @@ figures() { # fig:group_word_problems, fig:group_word_problems_baselines, fig:s3
     for piece in $(tr , ' ' <<<"${name#*:}"); do [[ -d $out/$piece/runs ]] && folders+=("$out/$piece"); done
     ((${#folders[@]})) && "$python" -m ckda.cli track --collect "${folders[@]}" --out "$out/figures/${name%%:*}"
   done
-  for run in "$out"/{ranges,closure,search}/runs/*ckda*.pt; do
+  for run in "$out"/{ranges,closure,search,a5}/runs/*ckda*.pt; do
     [[ -f $run && $run != *checkpoint* ]] && "$python" -m ckda.cli inspect track "$run" --out "$out/figures/inspect"
   done
 }
