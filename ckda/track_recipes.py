@@ -75,7 +75,7 @@ RECIPES: dict[str, Protocol] = {
         {"beta_init": "spread", "start": "signs"},
     ),
     "short": Protocol("ten stages from length 2 on", {"steps": 30_000, "curriculum": _SHORT}),
-    "many": Protocol("48 heads of 4 for 12 of 16: as many channels, more starts", {}, {"heads": 48, "head_dim": 4}),
+    "many": Protocol("48 heads of 4 for 12 of 16, as many channels", {}, {"heads": 48, "head_dim": 4}),
     "generators": Protocol(
         "words over two generators first, then over the whole group",
         {

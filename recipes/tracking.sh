@@ -15,7 +15,7 @@
 #   search    S4: 24 seeds by `quarters`, which the screening found, the best three go on, with the penalty on relations,
 #             sharpened, and without
 #   six       the same with six seeds and none culled
-#   a5        A5 from random keys: 12 seeds from near orthogonal transitions, 24 from the paper's spreads; S4 likewise, 24 seeds
+#   a5        A5 from random keys: 12 seeds from near orthogonal transitions, 24 with gates and betas spread; S4 by the first
 #   figures   no training: figures, tables and findings from the folders of the other pieces, into OUT/figures
 #
 # Each piece has its own folder OUT/PIECE. One that runs into the limit leaves checkpoints there; the same command goes on from

@@ -6,7 +6,7 @@ like a representation. :func:`found_representation` says which one: the share of
 often each occurs among the transitions restricted to that span, and the distance to the nearest exact one.
 
 A head need not be a representation: by quaternions, S -> q S q, it acts like a finite group that is larger (cor:a5-four).
-:func:`ckda.analysis.quaternions.quaternion_heads` finds such heads by their keys, and
+:func:`ckda.analysis.quaternions.quaternion_heads` finds such heads by their keys and transitions, and
 :func:`ckda.tasks.relations.inexactness` says how exactly the letters act, whichever group that is.
 
 What is left over is the closure error: the variance of the state among words of equal product. It grows with the length of
