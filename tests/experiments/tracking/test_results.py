@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ckda.cli import main
-from ckda.experiments.tracking.command import collected
 from ckda.experiments.tracking.figures import groups_figure, mechanism_figure, quaternions_figure
+from ckda.experiments.tracking.run import collect
 
 ROOT = Path(__file__).parents[3]
 KEPT = ROOT / "results/state_tracking"
@@ -16,7 +16,7 @@ KEPT = ROOT / "results/state_tracking"
 
 @pytest.fixture(scope="module")
 def kept():
-    return collected([str(KEPT)])
+    return collect([KEPT]).runs
 
 
 def test_kept_table_and_numbers_are_those_of_the_records(tmp_path, capsys):
@@ -26,23 +26,23 @@ def test_kept_table_and_numbers_are_those_of_the_records(tmp_path, capsys):
 
 
 def test_kept_records_are_drawn_seed_by_seed(kept):
-    panels = groups_figure({"runs": kept}).axes
+    panels = groups_figure(collect([KEPT])).axes
     assert [axes.get_title() for axes in panels] == ["A5", "S3"]
     for axes in panels:
         drawn = [list(line.get_ydata()) for line in axes.get_lines()]
         for name, run in kept.items():
-            if run["group"] == axes.get_title():
-                lengths = sorted(map(int, run["scores"]))
+            if run.group == axes.get_title():
+                lengths = sorted(run.scores)
                 for r in range(3):
-                    assert [run["scores"][str(n)][r] for n in lengths] in drawn, (name, r)
+                    assert [run.scores[n][r] for n in lengths] in drawn, (name, r)
 
 
 def test_kept_records_hold_three_seeds_and_say_where_from(kept):
     first = {"A5-ckda+theory", "S3-ckda+fast"}
     for name, run in kept.items():
-        assert run["seeds"] == [0, 1, 2], name
-        assert "H200" in run["environment"]["device"], name
-        assert run["environment"]["commit"][:7] == ("30fcceb" if name in first else "a28d1d5"), name
+        assert run.seeds == [0, 1, 2], name
+        assert "H200" in run.environment["device"], name
+        assert run.environment["commit"][:7] == ("30fcceb" if name in first else "a28d1d5"), name
 
 
 def test_docs_quote_the_kept_scores(kept):
@@ -53,17 +53,17 @@ def test_docs_quote_the_kept_scores(kept):
         assert row, recipe
         for length, cell in zip((32, 128, 512, 4096, 65_536), row[1].split(" | "), strict=False):
             said = cell.split(", ")
-            for word, value in zip(said, kept[f"S3-ckda+{recipe}"]["scores"][str(length)], strict=True):
+            for word, value in zip(said, kept[f"S3-ckda+{recipe}"].scores[length], strict=True):
                 digits = len(word.partition(".")[2]) or 3
                 assert float(word) == pytest.approx(value, abs=0.501 * 10**-digits), (recipe, length)
 
 
 def test_two_recipes_are_right_at_4096_on_every_seed_and_none_at_65536(kept):
     def on_every_seed(length, least):
-        return {r["recipe_name"] for r in kept.values() if r["group"] == "S3" and min(r["scores"][length]) >= least}
+        return {r.recipe_name for r in kept.values() if r.group == "S3" and min(r.scores[length]) >= least}
 
-    assert on_every_seed("4096", 0.999) == {"closure", "closure-strong"}
-    assert on_every_seed("65536", 0.9) == set()
+    assert on_every_seed(4096, 0.999) == {"closure", "closure-strong"}
+    assert on_every_seed(65_536, 0.9) == set()
 
 
 @pytest.mark.parametrize("name", ["S3-ckda+fast.seed1", "S3-ckda+closure-strong.seed0"])
@@ -120,8 +120,8 @@ def test_the_table_keeps_its_numbers_on_a_narrow_terminal(tmp_path, capsys, monk
 
 
 def test_no_two_runs_of_a_panel_look_alike():
-    runs = collected([str(KEPT / "mixers_10k")])
-    (axes,) = groups_figure({"runs": runs}).axes
+    result = collect([KEPT / "mixers_10k"])
+    (axes,) = groups_figure(result).axes
     named = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
-    assert len(named) == len(runs) == 17
+    assert len(named) == len(result.runs) == 17
     assert len({(line.get_color(), line.get_linestyle()) for line in named}) == 17
