@@ -26,11 +26,12 @@ from ckda.layers.mixers import MIXERS
 from ckda.models.tracker import Tracker, build_tracker
 from ckda.record import environment, read_json, write_bytes, write_json
 from ckda.report import Page
+from ckda.report.lottery import lottery
 from ckda.report.page import svg_of
-from ckda.report.tracking import best_seed, groups_figure, markdown, table
+from ckda.report.tracking import best_seed, groups_figure, markdown, published, table
 from ckda.tasks import shuffled_objects
 from ckda.tasks.groups import WordProblem, correct_in_passing, read_table, scaled_accuracy, shell_game
-from ckda.track_recipes import RECIPES, protocol
+from ckda.track_recipes import RECIPES, SETTINGS, protocol
 from ckda.train import Ensemble, Recipe, TimeUp, train
 from ckda.train.loop import loss_words
 from ckda.train.weights import places_of, read_weights
@@ -93,6 +94,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--steps", type=_positive, help="updates, instead of the recipe's")
     parser.add_argument("--batch", type=_positive, help="words an update, instead of the recipe's")
+    parser.add_argument("--lr-muon", type=_rate, help="Muon's peak learning rate, instead of the recipe's")
+    parser.add_argument("--lr-adamw", type=_rate, help="AdamW's, likewise")
+    parser.add_argument("--momentum", type=_momentum, help="Muon's momentum: a number, or 'cycled' (the paper's code)")
     parser.add_argument("--from", dest="begin", metavar="RUN", help="begin from the weights in a file runs/NAME.pt")
     parser.add_argument("--restarts", type=_positive, help="seeds to begin with, of which --keep go on after --cull-at")
     parser.add_argument("--keep", type=_positive, help="seeds that go on after --cull-at updates")
@@ -124,6 +128,17 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not at least 1")
     return value
+
+
+def _rate(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{value} is not above 0")
+    return value
+
+
+def _momentum(text: str) -> float | str:
+    return text if text == "cycled" else float(text)
 
 
 def task_named(text: str) -> WordProblem:
@@ -270,10 +285,18 @@ def _runs(args: argparse.Namespace, device: str) -> list[Run]:
     for group, mixer, recipe in product(args.group or ["S3"], mixers, recipes):
         try:
             task = task_named(group)
-            runs.append(Run(group, mixer, recipe, _ensemble(args, task, mixer, recipe, device), task))
+            name = _with_settings(args, recipe)
+            runs.append(Run(group, mixer, name, _ensemble(args, task, mixer, name, device), task))
         except ValueError as error:
             raise SystemExit(f"ckda track {group} --mixer {mixer} --recipe {recipe}: {error}") from error
     return runs
+
+
+def _with_settings(args: argparse.Namespace, name: str) -> str:
+    """The recipe's name with what the command line sets otherwise, such as `paper+momentum=0.95`."""
+    asked = {key: value for key in SETTINGS if (value := getattr(args, key)) is not None}
+    own = {key: value for key, value in asked.items() if value != protocol(name).value(key)}
+    return "+".join([name, *(f"{key}={value}" for key, value in own.items())])
 
 
 def _ensemble(args: argparse.Namespace, task: WordProblem, mixer: str, name: str, device: str) -> Ensemble:
@@ -520,6 +543,8 @@ def _show(result: dict[str, Any], out: Path, quiet: bool) -> None:
         groups_figure(result).savefig(out / "track.png", dpi=160)
         write_bytes(out / "table.md", markdown(result).encode())
         _page(result).write(out / "report.html")
+        chances = {name: lottery(one, published(one)) for name, one in result["runs"].items()}
+        write_json(out / "seeds.json", {"what": "ckda.report.lottery", "runs": chances})
     if quiet:
         print((out / "track.json").read_text(), end="")
         return

@@ -1,11 +1,13 @@
 """How trackers are trained, as named data: the paper's protocol, and what it takes to go beyond it (docs/tracking.md)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckda.train.recipe import Recipe
 
 __all__ = ["RECIPES", "Protocol", "protocol"]
+
+_DEFAULTS: dict[str, Any] = {"block": 50, "momentum": "cycled"}  # where state tracking differs from Recipe's own
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,11 @@ class Protocol:
             >>> RECIPES["paper"].recipe(steps=100).curriculum
             (4, 6, 8, 16, 32)
         """
-        return Recipe(**{"block": 50} | self.changes | more)
+        return Recipe(**_DEFAULTS | self.changes | more)
+
+    def value(self, name: str) -> Any:
+        """One field of that recipe."""
+        return (_DEFAULTS | self.changes).get(name, getattr(Recipe, name))
 
 
 _SHORT = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
@@ -132,21 +138,39 @@ RECIPES: dict[str, Protocol] = {
         {"width": 32, "heads": 4, "head_dim": 4, "beta_init": "spread", "start": "quaternions"},
     ),
 }
+#: the paper's protocol, its start for A5 and its SiLU, which differ in updates, words and model alone: its authors cycle
+#: Muon's momentum. All others were found with a constant one and keep it.
+_CYCLED = ("paper", "10k", "3k", "small", "fast", "quick", "silu", "silu-keys", "theory")
+RECIPES = {
+    name: one if name in _CYCLED else replace(one, changes={"momentum": 0.95} | one.changes)
+    for name, one in RECIPES.items()
+}
+#: what a name may set besides, as in `paper+momentum=0.95`
+SETTINGS = ("lr_muon", "lr_adamw", "momentum")
+
+
+def _part(word: str) -> Protocol:
+    key, _, value = word.partition("=")
+    if key not in SETTINGS:
+        return RECIPES[word]
+    return Protocol(f"{key} {value}", {key: value if value == "cycled" else float(value)})
 
 
 def protocol(name: str) -> Protocol:
-    """The recipe of that name; several joined by + are taken together, the later ones winning.
+    """The recipe of that name; several joined by + are taken together, the later ones winning, settings among them.
 
     Example:
         >>> both = protocol("silu+culled+closure-late")
         >>> both.model["activate"], both.restarts, both.recipe().ramp
         (('q', 'k', 'v'), 24, (0.5, 0.6))
+        >>> [protocol(name).recipe().momentum for name in ("paper", "quarters+10k", "paper+momentum=0.9")]
+        ['cycled', 0.95, 0.9]
         >>> protocol("silu+magic")
         Traceback (most recent call last):
         KeyError: 'magic'
     """
     whole = Protocol("")
-    for part in (RECIPES[word] for word in name.split("+")):
+    for part in map(_part, name.split("+")):
         whole = Protocol(
             f"{whole.about}; {part.about}" if whole.about else part.about,
             whole.changes | part.changes,

@@ -44,6 +44,7 @@ ARM_LABELS = {
     "kda-signed": ("α∈[-1,1], β∈[0,1]", "#7a4fa3"),
     "ckda": ("Complex KDA   α∈[-1,1], β∈[0,2]", "#16548c"),
 }
+_WIDE = 52  # letters of a label that leave no room for another beside it
 _CUPS = ("#c8553d", "#2f7f4f", "#2c5f9e", "#b58900", "#6c3fa0")
 
 
@@ -81,7 +82,8 @@ def extrapolation_figure(result: dict[str, Any]) -> Any:
 
 def published(run: dict[str, Any]) -> tuple[float, float, float] | None:
     """What the paper has for a run of ``ckda track``, if it does."""
-    name = run["mixer"] + ("" if run["recipe_name"] in _SHORTER else f"+{run['recipe_name']}")
+    recipe = "+".join(word for word in run["recipe_name"].split("+") if "=" not in word)  # without settings
+    name = run["mixer"] + ("" if recipe in _SHORTER else f"+{recipe}")
     return PUBLISHED.get(run["group"], {}).get(name)
 
 
@@ -146,7 +148,8 @@ def groups_figure(result: dict[str, Any]) -> Any:
         shown = [n for n in shown if n in (8, 32, 128, 512, 4096, 65_536)] or shown
         axes.set_xticks(shown, [f"{n:,}" for n in shown])
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=7.5, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
+        columns = 1 if any(len(text) > _WIDE for text in axes.get_legend_handles_labels()[1]) else 2
+        axes.legend(frameon=False, fontsize=7.5, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns)
     panels[0].set_ylabel("scaled accuracy")
     return figure
 

@@ -46,6 +46,29 @@ def test_every_recipe_runs(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["runs"]["A5-ckda+theory"]["recipe"]["steps"] == 10
 
 
+def test_settings_are_part_of_the_name(tmp_path, capsys):
+    command = [*SMOKE, "Z2", "--recipe", "paper,quarters", "--seeds", "1", "--out", str(tmp_path), "--json"]
+
+    def recipes(*options):
+        assert main([*command, *options]) == 0
+        return {name: run["recipe"] for name, run in json.loads(capsys.readouterr().out)["runs"].items()}
+
+    plain = recipes()
+    assert {name: recipe["momentum"] for name, recipe in plain.items()} == {
+        "Z2-ckda": "cycled",
+        "Z2-ckda+quarters": 0.95,
+    }
+    changed = recipes("--momentum", "0.95", "--lr-muon", "0.005", "--lr-adamw", "0.001")
+    assert list(changed) == [
+        "Z2-ckda+paper+lr_muon=0.005+lr_adamw=0.001+momentum=0.95",
+        "Z2-ckda+quarters+lr_muon=0.005+lr_adamw=0.001",
+    ]
+    for recipe in changed.values():
+        assert (recipe["lr_muon"], recipe["lr_adamw"], recipe["momentum"]) == (0.005, 0.001, 0.95)
+    assert recipes("--momentum", "cycled").keys() == {"Z2-ckda", "Z2-ckda+quarters+momentum=cycled"}
+    assert len(list(tmp_path.glob("runs/*.json"))) == 5
+
+
 def test_training_goes_on_from_weights(tmp_path, capsys):
     first = [*SMOKE, "S3", "--recipe", "relations", "--seeds", "2", "--out", str(tmp_path / "first"), "--json"]
     assert main(first) == 0
