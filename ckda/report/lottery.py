@@ -62,8 +62,9 @@ def lottery(run: dict[str, Any], published: tuple[float, ...] | None = None) -> 
     }
     if len(rows) < 3:
         return result
+    best = max(rows[:3], key=lambda row: row[::-1])
     result["first_three"] = {
-        "one_seed": list(max(rows[:3], key=lambda row: tuple(reversed(row)))),
+        "one_seed": list(best),
         "by_length": [max(column) for column in zip(*rows[:3], strict=True)],
     }
     if published is not None:
