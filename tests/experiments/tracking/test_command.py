@@ -55,6 +55,31 @@ def test_every_recipe_runs(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["runs"]["A5-ckda+theory+smoke"]["recipe"]["steps"] == 10
 
 
+def test_settings_are_part_of_the_name(tmp_path, capsys):
+    command = [*SMOKE, "Z2", "--recipe", "paper,quarters", "--seeds", "1", "--out", str(tmp_path), "--json"]
+
+    def recipes(*options):
+        assert main([*command, *options]) == 0
+        return {name: run["recipe"] for name, run in json.loads(capsys.readouterr().out)["runs"].items()}
+
+    plain = recipes()
+    assert {name: recipe["momentum"] for name, recipe in plain.items()} == {
+        "Z2-ckda+smoke": "cycled",
+        "Z2-ckda+init=orthogonal-quarter+steps=30k+momentum=0.95+smoke": 0.95,
+    }
+    changed = recipes("--momentum", "0.95", "--lr-muon", "0.005", "--lr-adamw", "0.001")
+    assert list(changed) == [
+        "Z2-ckda+momentum=0.95+lr-muon=0.005+lr-adamw=0.001+smoke",
+        "Z2-ckda+init=orthogonal-quarter+steps=30k+momentum=0.95+lr-muon=0.005+lr-adamw=0.001+smoke",
+    ]
+    for recipe in changed.values():
+        assert (recipe["lr_muon"], recipe["lr_adamw"], recipe["momentum"]) == (0.005, 0.001, 0.95)
+    assert recipes("--momentum", "cycled").keys() == {
+        "Z2-ckda+momentum=cycled+smoke",
+        "Z2-ckda+init=orthogonal-quarter+steps=30k+momentum=cycled+smoke",
+    }
+
+
 def test_training_goes_on_from_weights(tmp_path, capsys):
     first = [*SMOKE, "S3", "--recipe", "relations", "--seeds", "2", "--out", str(tmp_path / "first"), "--json"]
     assert main(first) == 0
@@ -160,11 +185,6 @@ def test_new_lengths_are_scored_from_the_weights(tmp_path, monkeypatch, capsys):
     assert now["scores"]["16"] == then["scores"]["16"]
     (name,) = first
     assert set(json.loads((tmp_path / f"runs/{name}.json").read_text())["scores"]) == {"8", "16", "32"}
-
-
-def test_other_settings_get_another_name(tmp_path, capsys):
-    assert main([*SMOKE, "Z2", "--steps", "4000", "--momentum", "0.9", "--out", str(tmp_path), "--json"]) == 0
-    assert list(json.loads(capsys.readouterr().out)["runs"]) == ["Z2-ckda+steps=4k+momentum=0.9+smoke"]
 
 
 def test_recipes_are_explained(capsys):

@@ -2,13 +2,16 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from ckda.cli import main
-from ckda.experiments.tracking.figures import groups_figure, mechanism_figure, quaternions_figure
-from ckda.experiments.tracking.run import collect
+from ckda.experiments.tracking.figures import PUBLISHED, groups_figure, mechanism_figure, quaternions_figure
+from ckda.experiments.tracking.lottery import lottery
+from ckda.experiments.tracking.run import TrackRun, collect, load_replica
 
 ROOT = Path(__file__).parents[3]
 KEPT = ROOT / "results/state_tracking"
@@ -125,3 +128,35 @@ def test_no_two_runs_of_a_panel_look_alike():
     named = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
     assert len(named) == len(result.runs) == 17
     assert len({(line.get_color(), line.get_linestyle()) for line in named}) == 17
+
+
+def test_s4_with_cycled_momentum():
+    """What docs, README and LOG say of it, from the records."""
+    chances = {"cycled": json.loads((KEPT / "momentum_cycled/seeds.json").read_text())["runs"]["S4-ckda"]}
+    for name, folders in {"cycled": ["momentum_cycled"], "constant": ["ranges", "ten"]}.items():
+        runs = [TrackRun.from_json(json.loads((KEPT / f"{x}/runs/S4-ckda.json").read_text())) for x in folders]
+        assert all(run.recipe.get("momentum", 0.95) == ("cycled" if name == "cycled" else 0.95) for run in runs)
+        seeds = [seed for run in runs for seed in run.seeds]
+        scores = {n: [v for run in runs for v in run.scores[n]] for n in (32, 128, 512)}
+        found = lottery(replace(runs[0], seeds=seeds, scores=scores), PUBLISHED["S4"]["ckda"])
+        assert found == chances.setdefault(name, found)
+    cycled, constant = (chances[name] for name in ("cycled", "constant"))
+    assert cycled["found"]["seeds"] == [1, 4, 6, 9, 17, 18]
+    assert constant["found"]["seeds"] == [6, 7]
+    assert cycled["reaches_published"]["seeds_with_all"]["seeds"] == [1, 6, 17, 18]
+    for way in ("one_seed", "by_length"):
+        assert cycled["first_three"][way] == pytest.approx([1, 0.999, 0.510], abs=5e-4)
+        assert cycled["reaches_published"][way] == pytest.approx(0.44, abs=5e-3)
+        assert constant["reaches_published"][way] == 0
+    text = (ROOT / "docs/tracking.md").read_text()
+    for one in (cycled, constant):
+        said = " to ".join(f"{p:.2f}"[1:] for p in one["found"]["interval"])
+        assert f"{one['found']['count'] / one['found']['of']:.2f}"[1:] + ", " + said in text
+
+
+@pytest.mark.parametrize("seed", [1, 4, 6, 9, 17, 18])
+def test_kept_weights_are_read_and_right_at_the_training_length(seed):
+    _, task, model = load_replica(KEPT / f"momentum_cycled/weights/S4-ckda.seed{seed}.pt", seed)
+    x, y = task.batch(32, 32, torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        assert (model(x)[:, 1:].argmax(-1) == y).double().mean() > 0.99
