@@ -589,7 +589,7 @@ def test_the_form_depends_on_length_and_width_alone() -> None:
 
 def test_when_the_kernels_for_hopper_serve_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on such a GPU: never by batch or heads, and every other call has a reason that stands in the choice."""
-    monkeypatch.setattr(hopper, "_device_refuses", lambda device: None)
+    monkeypatch.setattr(hopper, "device_refuses", lambda device: None)
     fit: dict[str, Any] = {"T": 64, "K": 64, "V": 128}
     for B, H, HV in ((1, 1, 1), (64, 1, 2), (2, 16, 16)):
         assert _form(**fit, B=B, H=H, HV=HV) == "triton-hopper"
@@ -608,6 +608,17 @@ def test_when_the_kernels_for_hopper_serve_a_call(monkeypatch: pytest.MonkeyPatc
         assert form == "triton-portable"
         assert words in reason
         assert words in str(hopper.refuses(call))
+
+
+def test_the_question_for_hopper_can_be_compiled() -> None:
+    x = torch.zeros(1, 32, 1, 64, dtype=torch.bfloat16)
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def scaled(x: Tensor) -> Tensor:
+        return x * (2 if hopper.refuses(OpCall(x, x, x, x, x[..., 0])) is None else 3)
+
+    wanted = 2 if hopper.refuses(OpCall(x, x, x, x, x[..., 0])) is None else 3
+    assert torch.equal(scaled(x + 1), (x + 1) * wanted)
 
 
 @in_interpreter
