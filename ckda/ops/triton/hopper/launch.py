@@ -21,6 +21,7 @@ if tried():
 
 __all__ = ["gradients", "intra", "reverse", "states"]
 
+INTRA_REGISTERS, SUMMARY_REGISTERS = 80, 128  # a thread, so that two programs fit on a multiprocessor
 GATE_ARGUMENTS = ("p_beta", "p_A_log", "p_dt_bias", "scale", "HV", "K", "GATE", "HAS_A_LOG", "HAS_DT_BIAS", "NORMALIZE")
 
 
@@ -67,7 +68,7 @@ def intra(w: Work, G: Tensor) -> Launch:
         "C": p.C,
     }
     programs = min(p.slots * p.HV, 2 * _multiprocessors(call.v.device))
-    return Launch(hopper_intra_kernel, (programs,), arguments, num_warps=p.K // 16, maxnreg=80)
+    return Launch(hopper_intra_kernel, (programs,), arguments, num_warps=p.K // 16, maxnreg=INTRA_REGISTERS)
 
 
 def _pass_arguments(w: Work, segments: range) -> dict[str, Any]:
@@ -112,7 +113,7 @@ def states(
         "STAGES": 3 if outputs else 2,
     }
     grid = (V // BV * p.HV * p.N * len(segments),)
-    return Launch(hopper_state_kernel, grid, arguments, num_warps=4, maxnreg=None if outputs else 128)
+    return Launch(hopper_state_kernel, grid, arguments, num_warps=4, maxnreg=None if outputs else SUMMARY_REGISTERS)
 
 
 def reverse(

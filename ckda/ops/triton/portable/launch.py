@@ -13,6 +13,10 @@ from ckda.ops.triton.portable.forward import carry_kernel, intra_kernel, solver_
 __all__ = ["carry", "empty_duy", "gradients", "intra", "reverse", "solver", "states"]
 
 
+# a thread, so that more programs run at a time: worth a few spills
+INTRA_REGISTERS, CONTRACT_REGISTERS = 168, 128
+
+
 def _value_block(p: Plan, width: int) -> int:
     """BV of the forward state pass: the columns of the state that one program carries."""
     return min(64 if p.K <= 128 and p.split else 32, power_of_two(width))
@@ -72,7 +76,7 @@ def intra(w: Work, G: Tensor) -> Launch:
     p = w.p
     outputs = w.x.arguments(*KEYS, "A", "rho", "norms", "start", "end")
     arguments = _gate_arguments(w) | outputs | {"p_G": G, "KEEP": p.keeps_forward}
-    maxnreg = 168 if p.split and p.K <= 128 else None
+    maxnreg = INTRA_REGISTERS if p.split and p.K <= 128 else None
     return Launch(intra_kernel, (p.slots, p.HV), arguments, num_warps=4, maxnreg=maxnreg)
 
 
@@ -206,7 +210,7 @@ def _contract(w: Work, do: Tensor, passed: Passed, out: dict[str, Any]) -> Launc
     }
     arguments |= x.arguments("rho", "y", "states")
     arguments |= {name: out[name] for name in ("p_S_do", "p_S_dr", "p_dS_u", "p_through")}
-    maxnreg = 128 if num_warps == 8 else None
+    maxnreg = CONTRACT_REGISTERS if num_warps == 8 else None
     grid = (-(-p.K // BK) * p.slots, p.HV)
     return Launch(contract_kernel, grid, arguments, num_warps=num_warps, maxnreg=maxnreg)
 
