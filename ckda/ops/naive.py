@@ -1,7 +1,7 @@
 """Complex KDA on one page of plain torch: the recurrence, and the same a chunk of tokens at a time. Read this first.
 
-One sequence, one head, no options. ckda/ops/reference.py is the recurrence with all of them; ckda/ops/chunked.py and the
-kernels are the chunk form made fast. Axes: T tokens, C tokens of a chunk, K channels of keys, V channels of values.
+One sequence, one head, no options. ckda/ops/reference.py is the recurrence with all of them; ckda/ops/chunked.py and
+the kernels are the chunk form made fast. Axes: T tokens, C of a chunk, K channels of keys, V channels of values.
 
     q, k [T, K]   query and key (the key of length one)      g    [T, K]   log|alpha|; -inf is alpha = 0
     v    [T, V]   value                                      sign [T, K]   of alpha, +1 or -1
@@ -38,8 +38,8 @@ def by_chunks(
     """:func:`recurrence` by a few matrix products for every C tokens; the last chunk may be shorter."""
     outputs = []
     for start in range(0, len(q), C):
-        chunk = (x[start : start + C] for x in (q, k, v, g, sign, beta))
-        o, S = _one_chunk(*chunk, S=S)
+        i = slice(start, start + C)
+        o, S = _one_chunk(q[i], k[i], v[i], g[i], sign[i], beta[i], S)
         outputs.append(o)
     return torch.cat(outputs), S
 
@@ -49,8 +49,8 @@ def _one_chunk(
 ) -> tuple[Tensor, Tensor]:
     """Outputs [C, V] of one chunk that begins with the state S, and the state after it.
 
-    With P_i the product of the chunk's signs up to token i, the keys P_i k_i, queries P_i q_i and states P_i S_i obey the
-    recurrence without signs (lem:gauge). There, with Gamma_i the product of |alpha| up to i and u_i = beta_i error_i,
+    With P_i the product of the chunk's signs up to token i, the keys P_i k_i, queries P_i q_i and states P_i S_i obey
+    the recurrence without signs (lem:gauge). There, with Gamma_i the product of |alpha| up to i and u_i = beta_i error_i,
 
         S_i = Gamma_i S + sum_{j <= i} (Gamma_i / Gamma_j) k_j u_j^T.
 
