@@ -212,7 +212,8 @@ def _is_plain(call: Call) -> bool:
 def apply(call: Call, backend: Backend) -> tuple[Tensor, Tensor]:
     """o and the final state (which may be empty unless asked for), by the backend that was chosen."""
     fields: list[Any] = [*call]
-    call = Call(*fields[:-1], backend.name)
+    fields[-1] = backend.name
+    call = Call(*fields)
     with full_precision(call.q.device):
         if backend.backward is None:
             return backend.forward(call)
