@@ -6,7 +6,7 @@ the tiles ahead (tensor memory accelerator), four compute. Results leave by the 
 while others are awaited, and nothing but a tile on its way out passes through shared memory. Everything is transposed, [values,
 channels] or [values, tokens]: 64 value columns are the height of the matrix instruction.
 
-Names as in ckda/ops/triton/tile.py, pieces in hopper_tile.py; t_ is a tensor of which tiles are taken, s_ a tile in shared
+Names as in ckda/ops/triton/tile.py, pieces in hopper/tile.py; t_ is a tensor of which tiles are taken, s_ a tile in shared
 memory, [STAGES, ...] those of the next chunks too.
 """
 
@@ -20,11 +20,36 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ckda.ops.triton.hopper_tile import barriers, left_operand, plus, product, rest, room, rounded, times
+from ckda.ops.triton.hopper import BV as VALUES
+from ckda.ops.triton.hopper.tile import (
+    ARRIVALS,
+    FETCH_REGISTERS,
+    FETCH_WARPS,
+    K_BACK,
+    K_FORWARD,
+    Q_FORWARD,
+    SOLVER,
+    SOLVER_LOW,
+    SOLVER_REST,
+    A,
+    barriers,
+    left_operand,
+    lines,
+    plus,
+    product,
+    rest,
+    room,
+    room_for_one,
+    rounded,
+    times,
+)
 
 __all__ = ["hopper_reverse_kernel", "hopper_state_kernel"]
 
-BV = gl.constexpr(64)  # the value columns of one program, as in hopper_launch.py
+BV = gl.constexpr(VALUES)  # the value columns of one program
+# lines of a chunk that are fetched beside its tiles: of its tokens, of its channels
+RHO, NORM2, SCALARS = (gl.constexpr(i) for i in range(3))
+DECAY, NEXT, DECAYS = (gl.constexpr(i) for i in range(3))
 
 
 @gluon.jit
@@ -77,23 +102,15 @@ def _fetch(
             row, column = tiles[n][1] + chunk * C, tiles[n][2]
             tma.async_copy_global_to_shared(tiles[n][0], [row, column], bar, tiles[n][3].index(slot))
         o_line = chunk.to(gl.int64) * (C * HV)
-        async_copy.async_copy_global_to_shared(s_scalars.index(slot * 2), p_rho + o_line + b_token)
-        async_copy.async_copy_global_to_shared(s_scalars.index(slot * 2 + 1), p_norm2 + o_line + b_token)
+        async_copy.async_copy_global_to_shared(s_scalars.index(slot * SCALARS + RHO), p_rho + o_line + b_token)
+        async_copy.async_copy_global_to_shared(s_scalars.index(slot * SCALARS + NORM2), p_norm2 + o_line + b_token)
         async_copy.async_copy_global_to_shared(
-            s_decays.index(slot * 2), p_decay + chunk.to(gl.int64) * (HV * K) + b_channel
+            s_decays.index(slot * DECAYS + DECAY), p_decay + chunk.to(gl.int64) * (HV * K) + b_channel
         )
         async_copy.async_copy_global_to_shared(
-            s_decays.index(slot * 2 + 1), p_next + following.to(gl.int64) * (HV * K) + b_channel
+            s_decays.index(slot * DECAYS + NEXT), p_next + following.to(gl.int64) * (HV * K) + b_channel
         )
         async_copy.mbarrier_arrive(bar, increment_count=False)
-
-
-@gluon.jit
-def _lines(STAGES: gl.constexpr, K: gl.constexpr, C: gl.constexpr):
-    """Room for what `_fetch` brings beside the tiles."""
-    LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    s_scalars = gl.allocate_shared_memory(gl.float32, [STAGES * 2, C], LINE)
-    return s_scalars, gl.allocate_shared_memory(gl.float32, [STAGES * 2, K], LINE)
 
 
 @gluon.jit
@@ -131,9 +148,9 @@ def _run_states(
             tma.store_wait(0)
             gl.thread_barrier()  # the state is written, and the last chunk's y and o have left
             tma.async_copy_shared_to_global(t_states, [((first + step) * HV + i_hv) * V + i_v * BV, 0], s_S)
-        b_rho = s_scalars.index(slot * 2).load(by_token)
+        b_rho = s_scalars.index(slot * SCALARS + RHO).load(by_token)
         if VALUES:
-            b_length = gl.sqrt(s_scalars.index(slot * 2 + 1).load(by_token))
+            b_length = gl.sqrt(s_scalars.index(slot * SCALARS + NORM2).load(by_token))
             b_v = s_v.index(slot).permute((1, 0)).load(product(BV, C)).to(gl.float32)
         b_r = -warpgroup_mma_wait(1 if OUTPUTS else 0, deps=[b_r])
         if VALUES:
@@ -158,8 +175,8 @@ def _run_states(
             gl.thread_barrier()
             tma.async_copy_shared_to_global(t_y, [row, column], s_y)
             tma.async_copy_shared_to_global(t_y, [TOKENS + row, column], s_y_low)
-        b_end = s_decays.index(slot * 2).load(by_channel)
-        b_next = gl.where(step + 1 < num, s_decays.index(slot * 2 + 1).load(by_channel), 1.0)
+        b_end = s_decays.index(slot * DECAYS + DECAY).load(by_channel)
+        b_next = gl.where(step + 1 < num, s_decays.index(slot * DECAYS + NEXT).load(by_channel), 1.0)
         if OUTPUTS:
             b_Au = warpgroup_mma_wait(0, deps=[b_Au])
             s_o.permute((1, 0)).store(rounded(b_o + b_Au))
@@ -207,16 +224,16 @@ def hopper_state_kernel(
 ):
     """`state_kernel`: the state from chunk to chunk, and the outputs."""
     i_v, i_hv, i_n, first, num = _place(NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS, HV, V)
-    ready, free = barriers(STAGES, 33)  # the accelerator's bytes, and the copies of 32 threads
-    s_scalars, s_decays = _lines(STAGES, K, C)
+    ready, free = barriers(STAGES, ARRIVALS)
+    s_scalars, s_decays = lines(STAGES * SCALARS, C), lines(STAGES * DECAYS, K)
     s_k_forward, s_k_back = room(STAGES, C, K), room(STAGES, C, K)
     s_solver, s_solver_low, s_solver_rest = room(STAGES, C, C), room(STAGES, C, C), room(STAGES, C, C)
     tiles = (
-        (t_keys, TOKENS, i_hv * K, s_k_forward),
-        (t_squares, 3 * TOKENS, i_hv * C, s_solver_rest),
-        (t_squares, 2 * TOKENS, i_hv * C, s_solver_low),
-        (t_squares, TOKENS, i_hv * C, s_solver),
-        (t_keys, 2 * TOKENS, i_hv * K, s_k_back),
+        (t_keys, K_FORWARD * TOKENS, i_hv * K, s_k_forward),
+        (t_squares, SOLVER_REST * TOKENS, i_hv * C, s_solver_rest),
+        (t_squares, SOLVER_LOW * TOKENS, i_hv * C, s_solver_low),
+        (t_squares, SOLVER * TOKENS, i_hv * C, s_solver),
+        (t_keys, K_BACK * TOKENS, i_hv * K, s_k_back),
     )
     s_v, s_q_forward, s_A, s_S, s_y, s_y_low, s_o = s_k_back, s_k_back, s_k_back, s_k_back, s_k_back, s_k_back, s_k_back
     if SUMMARY != "transition":
@@ -224,9 +241,9 @@ def hopper_state_kernel(
         tiles = tiles + ((t_v, 0, i_hv * V + i_v * BV, s_v),)  # type: ignore[assignment]  # noqa: RUF005
     if SUMMARY == "none":
         s_q_forward, s_A = room(STAGES, C, K), room(STAGES, C, C)
-        tiles = tiles + ((t_keys, 0, i_hv * K, s_q_forward), (t_squares, 0, i_hv * C, s_A))  # type: ignore[assignment]  # noqa: RUF005
-        s_S = room(1, BV, K).index(0)
-        s_y, s_y_low, s_o = room(1, C, BV).index(0), room(1, C, BV).index(0), room(1, C, BV).index(0)
+        tiles = tiles + ((t_keys, Q_FORWARD * TOKENS, i_hv * K, s_q_forward), (t_squares, A * TOKENS, i_hv * C, s_A))  # type: ignore[assignment]  # noqa: RUF005
+        s_S = room_for_one(BV, K)
+        s_y, s_y_low, s_o = room_for_one(C, BV), room_for_one(C, BV), room_for_one(C, BV)
     more: gl.constexpr = 1 if SUMMARY == "none" else 0
     columns: gl.constexpr = (2 + more) * K + (3 + more) * C + (0 if SUMMARY == "transition" else BV)
     gl.warp_specialize(
@@ -249,8 +266,8 @@ def hopper_state_kernel(
                 ),
             ),
         ],
-        [1],
-        [24],
+        [FETCH_WARPS],
+        [FETCH_REGISTERS],
     )  # fmt: skip
 
 
@@ -286,8 +303,8 @@ def _run_gradients(
             tma.store_wait(0)
             gl.thread_barrier()  # dS is written, and the last chunk's dv has left
             tma.async_copy_shared_to_global(t_dstates, [(chunk * HV + i_hv) * V + i_v * BV, 0], s_dS)
-        b_rho = s_scalars.index(slot * 2).load(by_token)
-        b_length = gl.sqrt(s_scalars.index(slot * 2 + 1).load(by_token))
+        b_rho = s_scalars.index(slot * SCALARS + RHO).load(by_token)
+        b_length = gl.sqrt(s_scalars.index(slot * SCALARS + NORM2).load(by_token))
         b_du, b_Ado = warpgroup_mma_wait(1, deps=[b_du, b_Ado])
         b_du = (b_Ado + b_du) * b_rho[None, :]
         b_dr = _times_solver(b_du, s_solver.index(slot), s_solver_low.index(slot), s_solver_rest.index(slot), C)
@@ -301,8 +318,8 @@ def _run_gradients(
             s_dv.permute((1, 0)).store(rounded(b_dr * b_length[None, :]))
             fence_async_shared()
             tma.store_wait(0)
-        b_decay = s_decays.index(slot * 2).load(by_channel)
-        b_next = gl.where(step + 1 < num, s_decays.index(slot * 2 + 1).load(by_channel), 1.0)
+        b_decay = s_decays.index(slot * DECAYS + DECAY).load(by_channel)
+        b_next = gl.where(step + 1 < num, s_decays.index(slot * DECAYS + NEXT).load(by_channel), 1.0)
         b_taken = warpgroup_mma_wait(0, deps=[b_taken])
         gl.thread_barrier()  # all are done with this chunk's tiles, dv is written, and dS has left
         mbarrier.arrive(free.index(slot), count=1)
@@ -344,23 +361,23 @@ def hopper_reverse_kernel(
 ):
     """`reverse_kernel`: the gradient of the state from chunk to chunk, backwards."""
     i_v, i_hv, i_n, first, num = _place(NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS, HV, V)
-    ready, free = barriers(STAGES, 33)  # the accelerator's bytes, and the copies of 32 threads
-    s_scalars, s_decays = _lines(STAGES, K, C)
+    ready, free = barriers(STAGES, ARRIVALS)
+    s_scalars, s_decays = lines(STAGES * SCALARS, C), lines(STAGES * DECAYS, K)
     s_k_forward, s_k_back, s_q_forward = room(STAGES, C, K), room(STAGES, C, K), room(STAGES, C, K)
     s_solver, s_solver_low, s_solver_rest = room(STAGES, C, C), room(STAGES, C, C), room(STAGES, C, C)
     s_A, s_do = room(STAGES, C, C), room(STAGES, C, BV)
     s_dS, s_dv = s_k_back, s_do  # not used where SUMMARY
     if not SUMMARY:
-        s_dS, s_dv = room(1, BV, K).index(0), room(1, C, BV).index(0)
+        s_dS, s_dv = room_for_one(BV, K), room_for_one(C, BV)
     tiles = (
         (t_do, 0, i_hv * V + i_v * BV, s_do),
-        (t_keys, 2 * TOKENS, i_hv * K, s_k_back),
-        (t_squares, 0, i_hv * C, s_A),
-        (t_keys, 0, i_hv * K, s_q_forward),
-        (t_squares, 3 * TOKENS, i_hv * C, s_solver_rest),
-        (t_squares, 2 * TOKENS, i_hv * C, s_solver_low),
-        (t_squares, TOKENS, i_hv * C, s_solver),
-        (t_keys, TOKENS, i_hv * K, s_k_forward),
+        (t_keys, K_BACK * TOKENS, i_hv * K, s_k_back),
+        (t_squares, A * TOKENS, i_hv * C, s_A),
+        (t_keys, Q_FORWARD * TOKENS, i_hv * K, s_q_forward),
+        (t_squares, SOLVER_REST * TOKENS, i_hv * C, s_solver_rest),
+        (t_squares, SOLVER_LOW * TOKENS, i_hv * C, s_solver_low),
+        (t_squares, SOLVER * TOKENS, i_hv * C, s_solver),
+        (t_keys, K_FORWARD * TOKENS, i_hv * K, s_k_forward),
     )
     gl.warp_specialize(
         [
@@ -382,6 +399,6 @@ def hopper_reverse_kernel(
                 ),
             ),
         ],
-        [1],
-        [24],
+        [FETCH_WARPS],
+        [FETCH_REGISTERS],
     )  # fmt: skip

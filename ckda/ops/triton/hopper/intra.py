@@ -1,7 +1,7 @@
 """`intra_kernel` for Hopper, in Gluon: what of a chunk does not depend on the state, one chunk of a value head after the other.
 
 Two programs share a multiprocessor, each of eight warps that compute (four for heads of 64) and one that fetches q, k and g ahead.
-Formulas and names are those of ckda/ops/triton/chunk_forward.py and tile.py; sums over tokens are products, sums over a token's
+Formulas and names are those of ckda/ops/triton/portable/forward.py and tile.py; sums over tokens are products, sums over a token's
 channels are taken where its row lies within a warp.
 """
 
@@ -15,16 +15,24 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ckda.ops.triton.hopper_tile import (
+from ckda.ops.triton.hopper.tile import (
     DT,
+    FETCH_REGISTERS,
+    FETCH_WARPS,
+    FORWARD,
+    K_BACK,
+    K_FORWARD,
+    Q_FORWARD,
     barriers,
     by_pairs,
     by_rows,
     head_gate,
+    lines,
     plus,
     product,
     rest,
     room,
+    room_for_one,
     rounded,
     times,
 )
@@ -33,6 +41,10 @@ from ckda.ops.triton.tile import ROUND, learning_rate, log_gate
 __all__ = ["hopper_intra_kernel"]
 
 STAGES = gl.constexpr(2)
+# tiles of a chunk that are fetched, and lines of its tokens; the tiles that leave are the four parts of t_keys
+QUERY, KEY, GATES, INPUTS = (gl.constexpr(i) for i in range(4))
+Q_LENGTH, K_POWER, LINES = (gl.constexpr(i) for i in range(3))
+OUTPUTS = gl.constexpr(4)
 
 
 @gluon.jit
@@ -48,10 +60,10 @@ def _fetch(
         slot = n % STAGES
         bar = ready.index(slot)
         mbarrier.wait(free.index(slot), ((n // STAGES) & 1) ^ 1)
-        mbarrier.expect(bar, 2 * C * 3 * K)
-        tma.async_copy_global_to_shared(t_k, [row, i_h * K], bar, s_in.index(slot * 3 + 1))
-        tma.async_copy_global_to_shared(t_q, [row, i_h * K], bar, s_in.index(slot * 3))
-        tma.async_copy_global_to_shared(t_g, [row, i_hv * K], bar, s_in.index(slot * 3 + 2))
+        mbarrier.expect(bar, 2 * C * INPUTS * K)
+        tma.async_copy_global_to_shared(t_k, [row, i_h * K], bar, s_in.index(slot * INPUTS + KEY))
+        tma.async_copy_global_to_shared(t_q, [row, i_h * K], bar, s_in.index(slot * INPUTS + QUERY))
+        tma.async_copy_global_to_shared(t_g, [row, i_hv * K], bar, s_in.index(slot * INPUTS + GATES))
         n += 1  # noqa: SIM113
 
 
@@ -102,18 +114,18 @@ def _run(
         mbarrier.wait(ready.index(slot), (n // STAGES) & 1)
 
         # the gates, and their sums over tokens
-        b_g = s_in.index(slot * 3 + 2).permute((1, 0)).load(P).to(gl.float32)
+        b_g = s_in.index(slot * INPUTS + GATES).permute((1, 0)).load(P).to(gl.float32)
         b_log, b_negative = log_gate(b_g, b_rate, b_bias, GATE, False)
         b_high = rounded(b_log)
         b_cum = plus(times(b_high, s_M, K, C), rest(b_log, b_high), s_M, K, C)
         b_count = times(gl.where(b_negative, 1.0, 0.0).to(DT), s_M, K, C)
 
         # the norms and the learning rate
-        b_q = s_in.index(slot * 3).load(R).to(gl.float32)
-        b_k = s_in.index(slot * 3 + 1).load(R).to(gl.float32)
+        b_q = s_in.index(slot * INPUTS + QUERY).load(R).to(gl.float32)
+        b_k = s_in.index(slot * INPUTS + KEY).load(R).to(gl.float32)
         b_inverse, b_power, b_norm2 = _used_norms(b_q, b_k, NORMALIZE)
-        s_lines.index(0).store(b_inverse * scale)
-        s_lines.index(1).store(b_power)
+        s_lines.index(Q_LENGTH).store(b_inverse * scale)
+        s_lines.index(K_POWER).store(b_power)
         gl.store(p_rho + o_line, learning_rate(b_beta, BETA_RANGE) / b_norm2)
         gl.store(p_norms + o_line, b_inverse)
         gl.store(p_norms + num_lines + o_line, b_power)
@@ -136,24 +148,26 @@ def _run(
         gl.store(p_end + o_slot, b_end)
 
         # queries and keys
-        s_out.index(3).permute((1, 0)).store(rounded(b_forward))
-        b_q = s_in.index(slot * 3).permute((1, 0)).load(P).to(gl.float32) * s_lines.index(0).load(by_token)[None, :]
-        s_out.index(0).permute((1, 0)).store(rounded(rounded(b_q).to(gl.float32) * b_forward))
-        b_k = s_in.index(slot * 3 + 1).permute((1, 0)).load(P).to(gl.float32) * s_lines.index(1).load(by_token)[None, :]
-        s_out.index(1).permute((1, 0)).store(rounded(b_k * b_forward))
-        s_out.index(2).permute((1, 0)).store(rounded(b_k * b_back))
+        s_out.index(FORWARD).permute((1, 0)).store(rounded(b_forward))
+        b_q = s_in.index(slot * INPUTS + QUERY).permute((1, 0)).load(P).to(gl.float32)
+        b_q *= s_lines.index(Q_LENGTH).load(by_token)[None, :]
+        s_out.index(Q_FORWARD).permute((1, 0)).store(rounded(rounded(b_q).to(gl.float32) * b_forward))
+        b_k = s_in.index(slot * INPUTS + KEY).permute((1, 0)).load(P).to(gl.float32)
+        b_k *= s_lines.index(K_POWER).load(by_token)[None, :]
+        s_out.index(K_FORWARD).permute((1, 0)).store(rounded(b_k * b_forward))
+        s_out.index(K_BACK).permute((1, 0)).store(rounded(b_k * b_back))
         fence_async_shared()
         gl.thread_barrier()  # the tiles are written, and q, k and g used up
         mbarrier.arrive(free.index(slot), count=1)
-        for i in gl.static_range(4):
+        for i in gl.static_range(OUTPUTS):
             tma.async_copy_shared_to_global(t_keys, [i * TOKENS + row, i_hv * K], s_out.index(i))
 
         # the products of tokens with tokens
         left: gl.constexpr = gl.DotOperandLayout(0, Q, 2)
-        b_key = s_out.index(2).permute((1, 0)).load(gl.DotOperandLayout(1, Q, 2))
+        b_key = s_out.index(K_BACK).permute((1, 0)).load(gl.DotOperandLayout(1, Q, 2))
         b_zero = gl.zeros([C, C], gl.float32, Q)
-        b_A = mma_v2(s_out.index(0).load(left), b_key, b_zero)
-        b_G = mma_v2(s_out.index(1).load(left), b_key, b_zero)
+        b_A = mma_v2(s_out.index(Q_FORWARD).load(left), b_key, b_zero)
+        b_G = mma_v2(s_out.index(K_FORWARD).load(left), b_key, b_zero)
         o_A = ((row + b_from).to(gl.int64) * HV + i_hv) * C + b_to
         gl.store(p_A + o_A, gl.where(b_from >= b_to, b_A, 0.0).to(DT))
         gl.store(p_G + o_A, gl.where(b_from > b_to, b_G, 0.0))
@@ -191,8 +205,8 @@ def hopper_intra_kernel(
 ):
     """What of a chunk does not depend on the state."""
     ready, free = barriers(STAGES, 1)
-    s_in, s_out, s_M = room(STAGES * 3, C, K), room(4, C, K), room(1, C, C).index(0)
-    s_lines = gl.allocate_shared_memory(gl.float32, [2, C], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    s_in, s_out, s_M = room(STAGES * INPUTS, C, K), room(OUTPUTS, C, K), room_for_one(C, C)
+    s_lines = lines(LINES, C)
     gl.warp_specialize(
         [
             (
@@ -205,6 +219,6 @@ def hopper_intra_kernel(
             ),
             (_fetch, (t_q, t_k, t_g, s_in, ready, free, num_chunks, H, HV, K, C)),
         ],
-        [1],
-        [24],
+        [FETCH_WARPS],
+        [FETCH_REGISTERS],
     )  # fmt: skip

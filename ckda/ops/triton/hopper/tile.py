@@ -5,22 +5,41 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
 
 __all__ = [
+    "ARRIVALS",
     "DT",
+    "FETCH_REGISTERS",
+    "FETCH_WARPS",
+    "FORWARD",
+    "K_BACK",
+    "K_FORWARD",
+    "Q_FORWARD",
+    "SOLVER",
+    "SOLVER_LOW",
+    "SOLVER_REST",
+    "A",
     "barriers",
     "by_pairs",
     "by_rows",
     "head_gate",
     "left_operand",
+    "lines",
     "plus",
     "product",
     "rest",
     "room",
+    "room_for_one",
     "rounded",
     "tile_layout",
     "times",
 ]
 
 DT = gl.constexpr(gl.bfloat16)
+# parts of t_keys and t_squares, each of TOKENS rows: KEYS and SQUARES of ckda/ops/triton/plan.py
+Q_FORWARD, K_FORWARD, K_BACK, FORWARD = (gl.constexpr(i) for i in range(4))
+A, SOLVER, SOLVER_LOW, SOLVER_REST = (gl.constexpr(i) for i in range(4))
+FETCH_WARPS = gl.constexpr(1)  # that fetch the tiles ahead, beside those that compute
+FETCH_REGISTERS = gl.constexpr(24)  # a thread of theirs, the least there is: the others get the rest
+ARRIVALS = gl.constexpr(33)  # where lines come too: the accelerator's bytes, and the copies of 32 threads
 
 
 @gluon.constexpr_function
@@ -85,6 +104,18 @@ def plus(b_sum, b_a, s_b, rows: gl.constexpr, columns: gl.constexpr):
 def room(n: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr):
     """Room for n tiles."""
     return gl.allocate_shared_memory(DT, [n, rows, columns], tile_layout(rows, columns))
+
+
+@gluon.jit
+def room_for_one(rows: gl.constexpr, columns: gl.constexpr):
+    """Room for one tile."""
+    return room(1, rows, columns).index(0)
+
+
+@gluon.jit
+def lines(n: gl.constexpr, length: gl.constexpr):
+    """Room for n lines of float32: one number a token, or a channel."""
+    return gl.allocate_shared_memory(gl.float32, [n, length], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
 @gluon.jit

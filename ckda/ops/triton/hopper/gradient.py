@@ -3,7 +3,7 @@
 Nothing goes to memory between them. One program a multiprocessor takes chunk after chunk, all of whose channels it holds: eight
 warps (four for heads of 64) compute, one fetches. A chunk's tiles come in two parts, what lies along the values and what lies along
 the channels, each as soon as its room is free: the values of the next chunk while the channels of this one are at work.
-Formulas and names are those of ckda/ops/triton/chunk_backward.py, layouts those of ckda/ops/triton/hopper_tile.py.
+Formulas and names are those of ckda/ops/triton/portable/backward.py, layouts those of ckda/ops/triton/hopper/tile.py.
 """
 
 from triton.experimental import gluon
@@ -16,22 +16,42 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ckda.ops.triton.hopper_tile import (
+from ckda.ops.triton.hopper.tile import (
+    ARRIVALS,
     DT,
+    FETCH_REGISTERS,
+    FETCH_WARPS,
+    FORWARD,
+    K_BACK,
+    K_FORWARD,
+    Q_FORWARD,
     by_pairs,
     by_rows,
     head_gate,
     left_operand,
+    lines,
     plus,
     product,
     rest,
     room,
+    room_for_one,
     rounded,
     times,
 )
 from ckda.ops.triton.tile import gate_gradient, learning_rate
 
 __all__ = ["hopper_gradient_kernel"]
+
+# a chunk's tiles come in two parts, each with its own barriers
+VALUES, CHANNELS = gl.constexpr(0), gl.constexpr(1)
+# the tiles along the values; those along the channels are the four parts of t_keys, and g
+DO, DV, V_GIVEN, O, Y, Y_LOW, NUM_VALUES = (gl.constexpr(i) for i in range(7))
+GATES, NUM_CHANNELS = gl.constexpr(4), gl.constexpr(5)
+# lines of a chunk: what is fetched of its tokens, and sums over their values
+RHO, Q_INVERSE, K_POWER, NORM2, SCALARS = (gl.constexpr(i) for i in range(5))
+DIAGONAL, Q_DQ, K_DK, SUMS = (gl.constexpr(i) for i in range(4))
+# the gradients on their way out
+DQ, DK, DG, OUTPUTS = (gl.constexpr(i) for i in range(4))
 
 
 @gluon.jit
@@ -65,32 +85,33 @@ def _fetch(
     for item in range(gl.program_id(0), num_chunks * HV, gl.num_programs(0)):
         chunk, i_hv = item // HV, item % HV
         row = chunk * C
-        bar = ready.index(0)
-        mbarrier.wait(free.index(0), phase ^ 1)
-        mbarrier.expect(bar, 2 * V * (2 * K + 6 * C))
+        bar = ready.index(VALUES)
+        mbarrier.wait(free.index(VALUES), phase ^ 1)
+        mbarrier.expect(bar, 2 * V * (2 * K + NUM_VALUES * C))
         tma.async_copy_global_to_shared(t_states, [item * V, 0], bar, s_S)
-        tma.async_copy_global_to_shared(t_do, [row, i_hv * V], bar, s_values.index(0))
-        tma.async_copy_global_to_shared(t_dv, [row, i_hv * V], bar, s_values.index(1))
+        tma.async_copy_global_to_shared(t_do, [row, i_hv * V], bar, s_values.index(DO))
+        tma.async_copy_global_to_shared(t_dv, [row, i_hv * V], bar, s_values.index(DV))
         tma.async_copy_global_to_shared(t_dstates, [item * V, 0], bar, s_dS)
-        tma.async_copy_global_to_shared(t_y, [row, i_hv * V], bar, s_values.index(4))
-        tma.async_copy_global_to_shared(t_y, [TOKENS + row, i_hv * V], bar, s_values.index(5))
-        tma.async_copy_global_to_shared(t_v, [row, i_hv * V], bar, s_values.index(2))
-        tma.async_copy_global_to_shared(t_o, [row, i_hv * V], bar, s_values.index(3))
+        tma.async_copy_global_to_shared(t_y, [row, i_hv * V], bar, s_values.index(Y))
+        tma.async_copy_global_to_shared(t_y, [TOKENS + row, i_hv * V], bar, s_values.index(Y_LOW))
+        tma.async_copy_global_to_shared(t_v, [row, i_hv * V], bar, s_values.index(V_GIVEN))
+        tma.async_copy_global_to_shared(t_o, [row, i_hv * V], bar, s_values.index(O))
         o_line = row.to(gl.int64) * HV + i_hv
-        async_copy.async_copy_global_to_shared(s_scalars.index(phase * 4), p_rho + o_line + b_token)
+        async_copy.async_copy_global_to_shared(s_scalars.index(phase * SCALARS + RHO), p_rho + o_line + b_token)
         for n in gl.static_range(3):
             async_copy.async_copy_global_to_shared(
-                s_scalars.index(phase * 4 + 1 + n), p_norms + TOKENS.to(gl.int64) * (n * HV) + o_line + b_token
+                s_scalars.index(phase * SCALARS + Q_INVERSE + n),
+                p_norms + TOKENS.to(gl.int64) * (n * HV) + o_line + b_token,
             )
         async_copy.mbarrier_arrive(bar, increment_count=False)
-        bar = ready.index(1)
-        mbarrier.wait(free.index(1), phase ^ 1)
-        mbarrier.expect(bar, 2 * C * 5 * K)
-        tma.async_copy_global_to_shared(t_keys, [2 * TOKENS + row, i_hv * K], bar, s_channels.index(0))
-        tma.async_copy_global_to_shared(t_keys, [TOKENS + row, i_hv * K], bar, s_channels.index(1))
-        tma.async_copy_global_to_shared(t_keys, [row, i_hv * K], bar, s_channels.index(2))
-        tma.async_copy_global_to_shared(t_g, [row, i_hv * K], bar, s_channels.index(3))
-        tma.async_copy_global_to_shared(t_keys, [3 * TOKENS + row, i_hv * K], bar, s_channels.index(4))
+        bar = ready.index(CHANNELS)
+        mbarrier.wait(free.index(CHANNELS), phase ^ 1)
+        mbarrier.expect(bar, 2 * C * NUM_CHANNELS * K)
+        tma.async_copy_global_to_shared(t_keys, [K_BACK * TOKENS + row, i_hv * K], bar, s_channels.index(K_BACK))
+        tma.async_copy_global_to_shared(t_keys, [K_FORWARD * TOKENS + row, i_hv * K], bar, s_channels.index(K_FORWARD))
+        tma.async_copy_global_to_shared(t_keys, [Q_FORWARD * TOKENS + row, i_hv * K], bar, s_channels.index(Q_FORWARD))
+        tma.async_copy_global_to_shared(t_g, [row, i_hv * K], bar, s_channels.index(GATES))
+        tma.async_copy_global_to_shared(t_keys, [FORWARD * TOKENS + row, i_hv * K], bar, s_channels.index(FORWARD))
         phase ^= 1
 
 
@@ -119,59 +140,59 @@ def _run(
         o_line = (chunk * C + gl.arange(0, C, by_row)).to(gl.int64) * HV + i_hv
         b_beta = gl.load(p_beta + o_line).to(gl.float32)
         b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, K, C, HAS_A_LOG, HAS_DT_BIAS)
-        mbarrier.wait(ready.index(0), phase)
+        mbarrier.wait(ready.index(VALUES), phase)
 
         # what the values contract
         b_S = s_S.permute((1, 0)).load(L)
-        b_dq = times(b_S, s_values.index(0).permute((1, 0)), K, C)
-        b_dk = times(b_S, s_values.index(1).permute((1, 0)), K, C)
+        b_dq = times(b_S, s_values.index(DO).permute((1, 0)), K, C)
+        b_dk = times(b_S, s_values.index(DV).permute((1, 0)), K, C)
         b_dS = s_dS.permute((1, 0)).load(L)
-        b_dk_end = times(b_dS, s_values.index(4).permute((1, 0)), K, C)
+        b_dk_end = times(b_dS, s_values.index(Y).permute((1, 0)), K, C)
         b_through = gl.convert_layout(gl.sum(b_S.to(gl.float32) * b_dS.to(gl.float32), 1), by_channel)
 
         # the products of tokens with tokens
         left: gl.constexpr = gl.DotOperandLayout(0, Q, 2)
         right: gl.constexpr = gl.DotOperandLayout(1, Q, 2)
-        b_y = s_values.index(4).permute((1, 0)).load(right)
+        b_y = s_values.index(Y).permute((1, 0)).load(right)
         b_zero = gl.zeros([C, C], gl.float32, Q)
-        b_y_low = s_values.index(5).permute((1, 0)).load(right)
-        b_dv, b_do = s_values.index(1).load(left), s_values.index(0).load(left)
+        b_y_low = s_values.index(Y_LOW).permute((1, 0)).load(right)
+        b_dv, b_do = s_values.index(DV).load(left), s_values.index(DO).load(left)
         b_D = mma_v2(b_dv, b_y_low, mma_v2(b_dv, b_y, b_zero))
         b_dA = mma_v2(b_do, b_y_low, mma_v2(b_do, b_y, b_zero))
-        b_rho = s_scalars.index(phase * 4).load(gl.SliceLayout(0, Q))
-        b_length = gl.sqrt(s_scalars.index(phase * 4 + 3).load(gl.SliceLayout(1, Q)))
+        b_rho = s_scalars.index(phase * SCALARS + RHO).load(gl.SliceLayout(0, Q))
+        b_length = gl.sqrt(s_scalars.index(phase * SCALARS + NORM2).load(gl.SliceLayout(1, Q)))
         m_lower = b_from > b_to
         _store_halves(gl.where(m_lower, b_D / b_length[:, None], 0.0), s_D, s_D_low)
         _store_halves(gl.where(m_lower, b_dA * b_rho[None, :], 0.0), s_dA, s_dA_low)
 
         # of tokens with themselves
-        b_do = s_values.index(0).load(R).to(gl.float32)
-        b_dv = s_values.index(1).load(R).to(gl.float32)
-        b_y = s_values.index(4).load(R).to(gl.float32) + s_values.index(5).load(R).to(gl.float32)
+        b_do = s_values.index(DO).load(R).to(gl.float32)
+        b_dv = s_values.index(DV).load(R).to(gl.float32)
+        b_y = s_values.index(Y).load(R).to(gl.float32) + s_values.index(Y_LOW).load(R).to(gl.float32)
         b_diagonal = gl.sum(b_do * b_y, 1)
         b_y_dv = gl.sum(b_dv * b_y, 1)
-        b_v_dv = gl.sum(b_dv * s_values.index(2).load(R).to(gl.float32), 1)
-        b_q_dq = gl.sum(b_do * s_values.index(3).load(R).to(gl.float32), 1)
-        b_norm2 = s_scalars.index(phase * 4 + 3).load(by_row)
+        b_v_dv = gl.sum(b_dv * s_values.index(V_GIVEN).load(R).to(gl.float32), 1)
+        b_q_dq = gl.sum(b_do * s_values.index(O).load(R).to(gl.float32), 1)
+        b_norm2 = s_scalars.index(phase * SCALARS + NORM2).load(by_row)
         b_y_dv = b_y_dv / gl.sqrt(b_norm2)
-        s_sums.index(0).store(b_diagonal * s_scalars.index(phase * 4).load(by_row))
-        s_sums.index(1).store(b_q_dq)
-        s_sums.index(2).store((2.0 * b_y_dv - b_v_dv) / b_norm2)
+        s_sums.index(DIAGONAL).store(b_diagonal * s_scalars.index(phase * SCALARS + RHO).load(by_row))
+        s_sums.index(Q_DQ).store(b_q_dq)
+        s_sums.index(K_DK).store((2.0 * b_y_dv - b_v_dv) / b_norm2)
         gl.store(p_dbeta + o_line, (b_y_dv * learning_rate(-b_beta, 1)).to(p_dbeta.dtype.element_ty))
         fence_async_shared()
         tma.store_wait(0)
         b_dq, b_dk, b_dk_end = warpgroup_mma_wait(0, deps=[b_dq, b_dk, b_dk_end])
         gl.thread_barrier()  # what was written is there, the values are used up, the last chunk's gradients have left
-        mbarrier.arrive(free.index(0), count=1)
-        b_rho = s_scalars.index(phase * 4).load(by_token)[None, :]
-        b_dk *= (-1.0 / gl.sqrt(s_scalars.index(phase * 4 + 3).load(by_token)))[None, :]
+        mbarrier.arrive(free.index(VALUES), count=1)
+        b_rho = s_scalars.index(phase * SCALARS + RHO).load(by_token)[None, :]
+        b_dk *= (-1.0 / gl.sqrt(s_scalars.index(phase * SCALARS + NORM2).load(by_token)))[None, :]
         b_dk_end *= b_rho
 
         # along the channels
-        mbarrier.wait(ready.index(1), phase)
-        b_kb = s_channels.index(0).permute((1, 0)).load(L)
-        b_kf = s_channels.index(1).permute((1, 0)).load(L)
-        b_qf = s_channels.index(2).permute((1, 0)).load(L)
+        mbarrier.wait(ready.index(CHANNELS), phase)
+        b_kb = s_channels.index(K_BACK).permute((1, 0)).load(L)
+        b_kf = s_channels.index(K_FORWARD).permute((1, 0)).load(L)
+        b_qf = s_channels.index(Q_FORWARD).permute((1, 0)).load(L)
         b_key = gl.convert_layout(b_kb, P).to(gl.float32)
         b_key_rho = rounded(b_key * b_rho)
         b_row_D = times(b_key_rho, s_D.permute((1, 0)), K, C)
@@ -195,38 +216,40 @@ def _run(
         b_dq += b_kb_low
 
         # queries and keys, from their decayed forms back to the raw ones
-        b_forward = s_channels.index(4).permute((1, 0)).load(P).to(gl.float32)
+        b_forward = s_channels.index(FORWARD).permute((1, 0)).load(P).to(gl.float32)
         b_back = 1.0 / b_forward
         b_q, b_k = b_query * b_back, b_key * b_forward
-        b_diagonal = s_sums.index(0).load(by_token)[None, :]
+        b_diagonal = s_sums.index(DIAGONAL).load(by_token)[None, :]
         b_dq = b_dq * b_forward + b_diagonal * b_k
         b_dk = b_dk * b_forward + b_dk_end * b_back + b_diagonal * b_q
         if NORMALIZE:
             unscale = gl.where(scale == 0, 0.0, 1.0 / scale)
-            b_inverse = s_scalars.index(phase * 4 + 1).load(by_token) * scale
-            b_dq = (b_dq - b_q * (s_sums.index(1).load(by_token) * (unscale * unscale))[None, :]) * b_inverse[None, :]
-            b_power = s_scalars.index(phase * 4 + 2).load(by_token)
-            b_dk = (b_dk - b_k * s_sums.index(2).load(by_token)[None, :]) * b_power[None, :]
+            b_inverse = s_scalars.index(phase * SCALARS + Q_INVERSE).load(by_token) * scale
+            b_dq = (b_dq - b_q * (s_sums.index(Q_DQ).load(by_token) * (unscale * unscale))[None, :]) * b_inverse[
+                None, :
+            ]
+            b_power = s_scalars.index(phase * SCALARS + K_POWER).load(by_token)
+            b_dk = (b_dk - b_k * s_sums.index(K_DK).load(by_token)[None, :]) * b_power[None, :]
         else:
             b_dq *= scale
-        s_out.index(0).permute((1, 0)).store(rounded(b_dq))
-        s_out.index(1).permute((1, 0)).store(rounded(b_dk))
+        s_out.index(DQ).permute((1, 0)).store(rounded(b_dq))
+        s_out.index(DK).permute((1, 0)).store(rounded(b_dk))
 
         # the gate
-        b_g = s_channels.index(3).permute((1, 0)).load(P).to(gl.float32)
+        b_g = s_channels.index(GATES).permute((1, 0)).load(P).to(gl.float32)
         b_dlog = warpgroup_mma_wait(0, deps=[b_dlog]) + b_through[:, None]
         b_dg, b_dlog_rate = gate_gradient(b_dlog, b_g, b_rate, b_bias, GATE)
-        s_out.index(2).permute((1, 0)).store(rounded(b_dg))
+        s_out.index(DG).permute((1, 0)).store(rounded(b_dg))
         if HAS_A_LOG:
             gl.store(p_dlog_rate + gl.cast(item, gl.int64) * K + b_channel, gl.sum(b_dlog_rate, 1))
         if HAS_DT_BIAS:
             gl.store(p_dbias + gl.cast(item, gl.int64) * K + b_channel, gl.sum(b_dg, 1))
         fence_async_shared()
         gl.thread_barrier()  # the gradients are written, the channels used up
-        mbarrier.arrive(free.index(1), count=1)
-        tma.async_copy_shared_to_global(t_dq, [chunk * C, i_hv * K], s_out.index(0))
-        tma.async_copy_shared_to_global(t_dk, [chunk * C, i_hv * K], s_out.index(1))
-        tma.async_copy_shared_to_global(t_dg, [chunk * C, i_hv * K], s_out.index(2))
+        mbarrier.arrive(free.index(CHANNELS), count=1)
+        tma.async_copy_shared_to_global(t_dq, [chunk * C, i_hv * K], s_out.index(DQ))
+        tma.async_copy_shared_to_global(t_dk, [chunk * C, i_hv * K], s_out.index(DK))
+        tma.async_copy_shared_to_global(t_dg, [chunk * C, i_hv * K], s_out.index(DG))
         phase ^= 1
     tma.store_wait(0)
 
@@ -268,24 +291,16 @@ def hopper_gradient_kernel(
     """All gradients but dv, chunk by chunk."""
     ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(ready.index(0), count=33)
-    mbarrier.init(ready.index(1), count=1)
-    mbarrier.init(free.index(0), count=1)
-    mbarrier.init(free.index(1), count=1)
+    mbarrier.init(ready.index(VALUES), count=ARRIVALS)
+    mbarrier.init(ready.index(CHANNELS), count=1)
+    mbarrier.init(free.index(VALUES), count=1)
+    mbarrier.init(free.index(CHANNELS), count=1)
     fence_async_shared()
-    LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    s_scalars = gl.allocate_shared_memory(gl.float32, [8, C], LINE)  # rho, 1 / |q|, power, |k|^2 of two chunks
-    s_sums = gl.allocate_shared_memory(gl.float32, [3, C], LINE)
-    s_S, s_dS = room(1, V, K).index(0), room(1, V, K).index(0)
-    s_values, s_channels, s_out = room(6, C, V), room(5, C, K), room(3, C, K)
-    squares = room(5, C, C)
-    s_D, s_D_low, s_dA, s_dA_low, s_M = (
-        squares.index(0),
-        squares.index(1),
-        squares.index(2),
-        squares.index(3),
-        squares.index(4),
-    )
+    s_scalars, s_sums = lines(2 * SCALARS, C), lines(SUMS, C)  # scalars of two chunks
+    s_S, s_dS = room_for_one(V, K), room_for_one(V, K)
+    s_values, s_channels, s_out = room(NUM_VALUES, C, V), room(NUM_CHANNELS, C, K), room(OUTPUTS, C, K)
+    s_D, s_D_low, s_dA, s_dA_low = room_for_one(C, C), room_for_one(C, C), room_for_one(C, C), room_for_one(C, C)
+    s_M = room_for_one(C, C)
     gl.warp_specialize(
         [
             (
@@ -305,6 +320,6 @@ def hopper_gradient_kernel(
                 ),
             ),
         ],
-        [1],
-        [24],
+        [FETCH_WARPS],
+        [FETCH_REGISTERS],
     )  # fmt: skip
