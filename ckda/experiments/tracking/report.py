@@ -20,7 +20,8 @@ def write_report(result: TrackResult, out: Path, page: bool = True) -> None:
         write_text(out / "table.md", markdown(result))
         if page:
             _page(result).write(out / "report.html")
-        chances = {name: lottery(one, published(one)) for name, one in result.runs.items()}
+        tested = {name: one for name, one in result.runs.items() if {32, 128, 512} <= set(one.scores)}
+        chances = {name: lottery(one, published(one)) for name, one in tested.items()}
         write_json(out / "seeds.json", {"what": "ckda.experiments.tracking.lottery", "runs": chances})
 
 

@@ -279,7 +279,8 @@ def _ensemble(config: TrackConfig, task: WordProblem, mixer: str, name: str, dev
     change = RECIPES.read(name)
     recipe, num_seeds = _recipe(config, name)
     build = partial(build_tracker, mixer, task, by_symbol=config.by_symbol, **change.model)
-    check_penalties(build(), recipe.penalties, task)
+    if recipe.penalties:
+        check_penalties(build(), recipe.penalties, task)
     seeds = tuple(range(config.first_seed, config.first_seed + num_seeds))
     if not config.begin:
         if change.from_weights:
