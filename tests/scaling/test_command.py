@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ckda.cli import main
-from ckda.scaling import Settings, cli, fit, load_fit, paper_table, store
+from ckda.scaling import Settings, command, fit, load_fit, paper_table, store
 
 
 def _scaling(*words):
@@ -172,7 +172,7 @@ def test_help_names_the_sub_verbs(capsys):
         _scaling("--help")
     assert stop.value.code == 0
     assert "{fit,predict,compare}" in capsys.readouterr().out
-    assert callable(cli.run_command)
+    assert callable(command.run_command)
 
 
 def test_every_command_of_the_documentation_parses():
@@ -180,7 +180,7 @@ def test_every_command_of_the_documentation_parses():
     lines = [line.partition("#")[0] for line in text.splitlines() if line.startswith("ckda scaling ")]
     assert len(lines) >= 6
     parser = argparse.ArgumentParser()
-    cli.add_arguments(parser)
+    command.add_arguments(parser)
     for line in lines:
         parser.parse_args(shlex.split(line)[2:])
 
