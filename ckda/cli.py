@@ -42,6 +42,15 @@ LM = {
     "generate": Verb("ckda.lm.commands.generate", "text from a prompt, as it comes", "lm"),
 }
 
+#: what `ckda scaling` can do
+SCALING = {
+    "fit": Verb("ckda.scaling.commands.fit", "fit the law to the paper's table or to your runs", "scaling"),
+    "predict": Verb(
+        "ckda.scaling.commands.predict", "losses and compute-optimal splits with intervals, from a fit", "scaling"
+    ),
+    "compare": Verb("ckda.scaling.commands.compare", "the paper's three fits again, beside what it prints", "scaling"),
+}
+
 #: the verbs; a table in place of a verb is one more word of the command
 VERBS: dict[str, Verb | tuple[str, dict[str, Verb]]] = {
     "demo": Verb(
@@ -59,7 +68,7 @@ VERBS: dict[str, Verb | tuple[str, dict[str, Verb]]] = {
     "needle": Verb("ckda.lm.needle", "find a needle in a haystack of 1K to 8K tokens (RULER)", "lm"),
     "bench": Verb("ckda.bench.command", "the operator's speed, ours and flash-linear-attention's in one run", "triton"),
     "theory": Verb("ckda.theory.command", "the paper's claims as programs: list, verify, show, table", "theory"),
-    "scaling": Verb("ckda.scaling.command", "fit scaling laws to the paper's table or to your runs", "scaling"),
+    "scaling": ("fit scaling laws to the paper's table or to your runs", SCALING),
 }
 
 
