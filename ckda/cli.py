@@ -32,6 +32,25 @@ INSPECT = {
     ),
 }
 
+#: what `ckda lm` can do
+LM = {
+    "params": Verb("ckda.lm.commands.params", "the ladder's parameter totals beside the paper's", "lm"),
+    "prepare": Verb("ckda.lm.commands.prepare", "text to token shards", "lm"),
+    "train": Verb("ckda.lm.commands.train", "train a model, on one device or under torchrun", "lm"),
+    "ladder": Verb("ckda.lm.commands.ladder", "train cells of the ladder here or on SLURM", "lm"),
+    "eval": Verb("ckda.lm.commands.eval", "zero-shot tasks, offline or by lm-eval", "lm"),
+    "generate": Verb("ckda.lm.commands.generate", "text from a prompt, as it comes", "lm"),
+}
+
+#: what `ckda scaling` can do
+SCALING = {
+    "fit": Verb("ckda.scaling.commands.fit", "fit the law to the paper's table or to your runs", "scaling"),
+    "predict": Verb(
+        "ckda.scaling.commands.predict", "losses and compute-optimal splits with intervals, from a fit", "scaling"
+    ),
+    "compare": Verb("ckda.scaling.commands.compare", "the paper's three fits again, beside what it prints", "scaling"),
+}
+
 #: the verbs; a table in place of a verb is one more word of the command
 VERBS: dict[str, Verb | tuple[str, dict[str, Verb]]] = {
     "demo": Verb(
@@ -45,11 +64,11 @@ VERBS: dict[str, Verb | tuple[str, dict[str, Verb]]] = {
         "continue a groove after half a bar: CKDA, KDA, DeltaProduct, GRU, Transformer",
     ),
     "inspect": ("what a trained model does: inspect track RUN, audio RUN, lm PATH", INSPECT),
-    "lm": Verb("ckda.lm.cli", "language models: params, prepare, train, ladder, eval, generate", "lm"),
+    "lm": ("language models: params, prepare, train, ladder, eval, generate", LM),
     "needle": Verb("ckda.lm.needle", "find a needle in a haystack of 1K to 8K tokens (RULER)", "lm"),
     "bench": Verb("ckda.bench.command", "the operator's speed, ours and flash-linear-attention's in one run", "triton"),
     "theory": Verb("ckda.theory.command", "the paper's claims as programs: list, verify, show, table", "theory"),
-    "scaling": Verb("ckda.scaling.command", "fit scaling laws to the paper's table or to your runs", "scaling"),
+    "scaling": ("fit scaling laws to the paper's table or to your runs", SCALING),
 }
 
 
