@@ -24,10 +24,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 import sympy
 
-from ckda.groups import FiniteGroup, Part, direct_factors, from_table, group, may_be_rotations, recognise
+from ckda.groups import FiniteGroup, Part, direct_factors, frobenius, from_table, group, may_be_rotations, recognise
 from ckda.theory.claims import Evidence, Refuted, claim
 from ckda.theory.groups import Head, SignedHouseholder, carry, reach, realise, with_sign_coordinates
-from ckda.theory.obstructions import Obstruction, find_obstruction, frobenius, heisenberg
+from ckda.theory.obstructions import Obstruction, find_obstruction, heisenberg
 
 __all__ = ["Layer", "Verdict", "check_layer", "verdict"]
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ckda.groups import from_elements, group
+from ckda.groups import frobenius, from_elements, group
 from ckda.theory import verdicts
 from ckda.theory.claims import Refuted
-from ckda.theory.obstructions import frobenius, heisenberg
+from ckda.theory.obstructions import heisenberg
 from ckda.theory.verdicts import check_layer, verdict
 
 
