@@ -17,7 +17,7 @@ from ckda.record import environment, read_json, write_json, write_text
 from ckda.theory import tables
 from ckda.theory.claims import CLAIMS, Claim, load_claims
 from ckda.theory.figures import DRAWINGS
-from ckda.theory.verify import Record, passed, select, verify
+from ckda.theory.verify import STATUSES, Record, passed, select, verify
 
 __all__ = ["add_arguments", "run_command"]
 
@@ -35,9 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     }
     for name, text in about.items():
         action = actions.add_parser(name, help=text, description=text)
-        add_common_arguments(action, out="results/theory")
+        add_common_arguments(action, out="runs/theory")
         if name == "verify":
-            action.add_argument("names", nargs="*", metavar="NAME", help="labels, or their beginnings; none: all")
+            action.add_argument("names", nargs="*", metavar="NAME", help="labels, or beginnings of labels; none: all")
             action.add_argument("--fresh", action="store_true", help="do not resume an interrupted run")
         if name == "show":
             action.add_argument("name", metavar="NAME", help="label of a claim or of a figure")
@@ -47,12 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_command(args: argparse.Namespace) -> int:
     """Run one action; its exit status."""
-    if args.device not in ("auto", "cpu"):
-        raise SystemExit(f"--device {args.device}: the theory runs on the CPU")
-    if args.seed:
-        raise SystemExit(f"--seed {args.seed}: the checks draw the same cases every time; more of them: --effort")
-    load_claims()
     try:
+        if args.device not in ("auto", "cpu"):
+            raise ValueError(f"--device {args.device}: the claims are checked on the CPU")
+        if args.seed:
+            raise ValueError(f"--seed {args.seed}: the checks draw the same cases every time; more of them: --effort")
+        load_claims()
         return {"list": _list, "verify": _verify, "show": _show, "table": _table}[args.action](args)
     except ValueError as error:
         print(f"ckda theory {args.action}: {error}", file=sys.stderr)
@@ -106,7 +106,7 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _result(records: list[Record], effort: float) -> dict[str, Any]:
-    counts = {status: sum(r["status"] == status for r in records) for status in ("verified", "refuted", "broken")}
+    counts = {status: sum(r["status"] == status for r in records) for status in STATUSES}
     seconds = round(sum(record["seconds"] for record in records), 1)
     return {"environment": environment(), "effort": effort, "seconds": seconds, **counts, "claims": records}
 
@@ -144,12 +144,12 @@ def _progress(total: int, quiet: bool) -> Iterator[Any]:
 
 
 def _line(record: Record) -> str:
-    head = f"{record['status']:<8}  {record['seconds']:7.1f} s  {record['label']}: {record['statement']}"
+    head = f"{record['status']:<12}  {record['seconds']:7.1f} s  {record['label']}: {record['statement']}"
     if record["status"] != "verified":
         return f"{head}\n{record['error']}"
     margin = "" if record["margin"] is None else f", margin {record['margin']:.3g}"
     note = f"; {record['note']}" if record["note"] else ""
-    return f"{head}\n{'':22}{record['kind']}, {record['cases']} cases{margin}{note}"
+    return f"{head}\n{'':26}{record['kind']}, {record['cases']} cases{margin}{note}"
 
 
 # show
@@ -212,7 +212,9 @@ def _table(args: argparse.Namespace) -> int:
     write_json(out / "tables.json", data)
     write_text(out / "tables.md", "\n".join(shown))
     print(json.dumps(data) if args.json else "\n".join(shown))
-    return 0
+    return (
+        0 if passed(records[label] for label in tables.labels(list(tables.TABLES.values())) if label in records) else 1
+    )
 
 
 def _known(path: Path) -> dict[str, Record]:

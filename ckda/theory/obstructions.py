@@ -25,6 +25,7 @@ import sympy
 from ckda.groups import (
     FiniteGroup,
     cycle_notation,
+    frobenius,
     from_elements,
     group,
     hamilton,
@@ -635,19 +636,6 @@ def heisenberg(p: int) -> FiniteGroup:
     return from_elements(
         f"Heis{p}", elements, lambda x, y: ((x[0] + y[0]) % p, (x[1] + y[1]) % p, (x[2] + y[2] + x[0] * y[1]) % p)
     )
-
-
-def frobenius(q: int, k: int) -> FiniteGroup:
-    """Z_q with Z_k acting on it faithfully by multiplication, k dividing q - 1; of order q k.
-
-    Example:
-        >>> frobenius(7, 3).order, frobenius(5, 4).is_abelian
-        (21, False)
-    """
-    unit = next(u for u in range(1, q) if sympy.n_order(u, q) == k)
-    elements = [(a, i) for i in range(k) for a in range(q)]
-    name = f"Frob{q * k}"
-    return from_elements(name, elements, lambda x, y: ((x[0] + unit ** x[1] * y[0]) % q, (x[1] + y[1]) % k))
 
 
 def cycle_of_blocks_pairs(m: int, j: int, n: int) -> int:
