@@ -1,5 +1,6 @@
-"""docs/formulas.md is what the docstrings say, and they name only labels that the paper has."""
+"""docs/formulas.md is what the docstrings say, and they name only labels that the paper has; LOG.md keeps its form."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,14 @@ def test_central_formulas_are_found_and_tested() -> None:
     }.items():
         assert name in labels_in_package(ROOT)[label]
         assert label in tested, f"no test names {label}"
+
+
+def test_the_log_is_newest_first_and_every_entry_has_its_verdict() -> None:
+    lines = (ROOT / "LOG.md").read_text().splitlines()
+    assert not [line for line in lines if len(line) > 140]
+    headings = [line for line in lines if line.startswith("## ")]
+    found = [re.fullmatch(r"## (\d{4}-\d\d-\d\d) (\S.*) \((kept|dropped|open)\)", line) for line in headings]
+    assert len(found) > 40
+    assert all(found), [line for line, one in zip(headings, found, strict=True) if not one]
+    dates = [one[1] for one in found if one]
+    assert dates == sorted(dates, reverse=True)
