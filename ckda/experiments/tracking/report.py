@@ -12,13 +12,14 @@ from ckda.record import write_json, write_text
 __all__ = ["markdown", "print_result", "table", "write_report"]
 
 
-def write_report(result: TrackResult, out: Path) -> None:
-    """track.json, and where there are runs the figure, the table, the page and the statistics of the seeds."""
+def write_report(result: TrackResult, out: Path, page: bool = True) -> None:
+    """track.json, and where there are runs the figure, the table, the statistics of the seeds, and the page if asked for."""
     write_json(out / "track.json", result.to_json())
     if result.runs:
-        groups_figure(result).savefig(out / "track.png", dpi=160)
+        groups_figure(result).savefig(out / "track.png", dpi=160, metadata={"Software": None})
         write_text(out / "table.md", markdown(result))
-        _page(result).write(out / "report.html")
+        if page:
+            _page(result).write(out / "report.html")
         chances = {name: lottery(one, published(one)) for name, one in result.runs.items()}
         write_json(out / "seeds.json", {"what": "ckda.experiments.tracking.lottery", "runs": chances})
 

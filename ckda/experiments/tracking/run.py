@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ckda.command import pick_device
+from ckda.experiments.common.recipes import steps_word
 from ckda.experiments.common.store import Store, collect_records, plain, stacked_parameters
 from ckda.experiments.tracking import shuffled_objects
 from ckda.experiments.tracking.model import Tracker, build_tracker
@@ -102,10 +103,26 @@ class TrackRun:
 
     @property
     def recipe_now(self) -> str:
-        """The recipe's name in today's vocabulary; of a record from before momentum was cycled it says so."""
-        name = RECIPES.name(self.recipe_name)
-        before = "momentum" not in self.recipe and RECIPES.read(name).training["momentum"] == "cycled"
-        return RECIPES.name(f"{name}+momentum=0.95") if before else name
+        """The recipe's name in today's vocabulary, with what options of earlier versions changed unnamed."""
+        name, recipe = RECIPES.name(self.recipe_name), self.recipe
+        if "momentum" not in recipe and "momentum=" not in name:
+            name += "+momentum=0.95"  # before it could be cycled
+        change = RECIPES.read(name)
+        named = change.recipe()
+        if not self.is_smoke:
+            name += "".join(
+                f"+{k}={steps_word(recipe[k])}" for k in ("steps", "batch") if recipe[k] != getattr(named, k)
+            )
+            if recipe["keep"] and not change.restarts:
+                name += (
+                    f"+keep={recipe['keep']}-of-{len(self.begun_seeds)}-at-{recipe['cull_at'] / recipe['steps']:.3g}"
+                )
+        return RECIPES.shortest(name)
+
+    @property
+    def is_smoke(self) -> bool:
+        """Whether it only showed that everything works."""
+        return self.recipe["steps"] == _SMOKE["steps"]
 
     def at(self, length: int) -> float:
         """The best seed's score."""

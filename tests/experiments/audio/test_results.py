@@ -79,7 +79,7 @@ def test_compact_json_is_the_same_json(tmp_path):
 
 @pytest.fixture(scope="module")
 def kept():
-    return collect([KEPT]).runs
+    return collect([KEPT / "continuation"]).runs
 
 
 def test_kept_results_have_the_papers_ordering(kept):
@@ -103,7 +103,19 @@ def test_kept_results_hold_three_seeds_and_say_where_from(kept):
 def test_the_kept_model_keeps_time_by_its_complex_modes(tmp_path, capsys):
     """The stored CKDA of seed 0, looked at anew: what results/audio/inspect says."""
     assert (
-        main(["inspect", "audio", str(KEPT / "runs/ckda.pt"), "--length", "72", "--out", str(tmp_path), "--json"]) == 0
+        main(
+            [
+                "inspect",
+                "audio",
+                str(KEPT / "continuation/runs/ckda.pt"),
+                "--length",
+                "72",
+                "--out",
+                str(tmp_path),
+                "--json",
+            ]
+        )
+        == 0
     )
     seen = json.loads(capsys.readouterr().out)
     stored = json.loads((KEPT / "inspect/ckda.seed0.inspect.json").read_text())
