@@ -1,5 +1,6 @@
 """Models by name or from disk, and their tokenizers."""
 
+import copy
 import os
 import shutil
 from collections.abc import Iterator
@@ -8,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 
 from ckda.lm import checkpoint
 from ckda.lm.parallel import World
-from ckda.lm.prepare import load_tokenizer
+from ckda.lm.prepare import end_token, load_tokenizer
 from ckda.models import ComplexKDAConfig, ComplexKDAForCausalLM, ladder
-from ckda.record import read_json, write_bytes
+from ckda.record import read_json
 
 __all__ = ["TINY", "config_of", "export", "load_model", "text_tokenizer"]
 
@@ -26,6 +28,18 @@ TINY: dict[str, Any] = {
     "num_heads": 2,
     "head_dim": 16,
 }
+
+
+#: what a saved configuration says of its file, its tokenizer and its saving, not of the model
+_OF_A_FILE = (
+    "transformers_version",
+    "auto_map",
+    "architectures",
+    "dtype",
+    "eos_token_id",
+    "bos_token_id",
+    "pad_token_id",
+)
 
 
 def config_of(name: str, **changes: Any) -> ComplexKDAConfig:
@@ -41,8 +55,11 @@ def config_of(name: str, **changes: Any) -> ComplexKDAConfig:
     if path.suffix == ".json":
         if not path.is_file():
             raise ValueError(f"the model {name} is not there")
-        values = {k: v for k, v in read_json(path).items() if k != "transformers_version"}
-        return ComplexKDAConfig(**values | changes)
+        values = {k: v for k, v in read_json(path).items() if k not in _OF_A_FILE}
+        try:
+            return ComplexKDAConfig(**values | changes)
+        except (TypeError, ValueError, StrictDataclassError) as error:
+            raise ValueError(f"{name}: {error.__cause__ or error}") from error
     size, colon, arm = name.partition(":")
     if not colon:
         raise ValueError(f"the model is {name!r}; it may be SIZE:ARM as 47M:ckda or tiny:kda, or a JSON configuration")
@@ -51,18 +68,28 @@ def config_of(name: str, **changes: Any) -> ComplexKDAConfig:
     return ladder.build(size, arm, **changes)
 
 
-def export(folder: Path, config: ComplexKDAConfig, weights: dict[str, Any], tokenizer: Path) -> Path:
-    """Write a model folder as transformers reads it, with its tokenizer; the folder gets its name when it is whole."""
+def export(folder: Path, config: ComplexKDAConfig, weights: dict[str, Any], tokenizer: Any = None) -> Path:
+    """Write a model folder as transformers reads it, with its tokenizer; the folder gets its name when it is whole.
+
+    The tokenizer's end token ends generation, starts an empty prompt and pads batches.
+    """
+    from transformers import PreTrainedTokenizerFast
+
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     if config.tie_word_embeddings:
         weights = {name: value for name, value in weights.items() if name != "lm_head.weight"}
+    config = copy.deepcopy(config)
+    if tokenizer is not None:
+        end = end_token(tokenizer)
+        config.eos_token_id = config.bos_token_id = config.pad_token_id = tokenizer.token_to_id(end)
+        marks = {"eos_token": end, "bos_token": end, "pad_token": end, "padding_side": "left"}
+        length = config.max_position_embeddings
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=length, **marks).save_pretrained(temporary)
     with torch.device("meta"):
         shell = ComplexKDAForCausalLM(config)
     with _no_bars():
         shell.save_pretrained(temporary, state_dict=weights)
-    if tokenizer.is_file():
-        write_bytes(temporary / "tokenizer.json", tokenizer.read_bytes())
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(temporary, folder)
     return folder

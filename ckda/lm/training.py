@@ -15,6 +15,7 @@ from ckda.lm.figures import training_figure
 from ckda.lm.log import Row
 from ckda.lm.models import config_of, export
 from ckda.lm.parallel import World, join
+from ckda.lm.prepare import load_tokenizer
 from ckda.lm.recipe import Recipe
 from ckda.lm.train import HOW, Options, Trainer, differing
 from ckda.models import ComplexKDAConfig, ComplexKDAForCausalLM, ladder
@@ -176,7 +177,7 @@ def run(
     if not world.main:
         return None
     if outcome.stopped is None:
-        export(out / "model", config, weights, tokenizer)
+        export(out / "model", config, weights, load_tokenizer(str(tokenizer)) if tokenizer.is_file() else None)
     result = TrainResult(
         model=training.model,
         parameters=sum(p.numel() for p in trainer.plain.parameters()),
