@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 
 from ckda.lm import checkpoint
 from ckda.lm.parallel import World
@@ -50,22 +51,27 @@ def config_of(name: str, **changes: Any) -> ComplexKDAConfig:
         (384, ['kda', 'kda', 'kda', 'kda'])
     """
     path = Path(name)
-    if (path / "config.json").is_file():
-        path = path / "config.json"
+    path = next((p for p in (path / "config.json", path / "model" / "config.json") if p.is_file()), path)
+    if (path / "checkpoint.json").is_file():
+        return _configuration(name, checkpoint.read_manifest(path, verify=False)["config"] | changes)
     if path.suffix == ".json":
         if not path.is_file():
             raise ValueError(f"the model {name} is not there")
-        values = {k: v for k, v in read_json(path).items() if k not in _OF_A_FILE}
-        try:
-            return ComplexKDAConfig(**values | changes)
-        except (TypeError, ValueError, StrictDataclassError) as error:
-            raise ValueError(f"{name}: {error.__cause__ or error}") from error
+        return _configuration(name, read_json(path) | changes)
     size, colon, arm = name.partition(":")
     if not colon:
         raise ValueError(f"the model is {name!r}; it may be SIZE:ARM as 47M:ckda or tiny:kda, or a JSON configuration")
     if size == "tiny" and arm in ladder.ARMS:
         return ComplexKDAConfig(**TINY | ladder.ARMS[arm] | changes)
     return ladder.build(size, arm, **changes)
+
+
+def _configuration(name: str, values: dict[str, Any]) -> ComplexKDAConfig:
+    """A configuration from its JSON; what is wrong with it is a ValueError that names the file."""
+    try:
+        return ComplexKDAConfig(**{key: value for key, value in values.items() if key not in _OF_A_FILE})
+    except (TypeError, ValueError, StrictDataclassError) as error:
+        raise ValueError(f"{name}: {error.__cause__ or error}") from error
 
 
 def export(folder: Path, config: ComplexKDAConfig, weights: dict[str, Any], tokenizer: Any = None) -> Path:
@@ -119,8 +125,11 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype = torch
     if place is not None:
         from transformers import AutoModelForCausalLM
 
-        with _no_bars():
-            whole: Any = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **changes)
+        try:
+            with _no_bars():
+                whole: Any = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **changes)
+        except (SafetensorError, StrictDataclassError) as error:
+            raise ValueError(f"{place} cannot be read: {error.__cause__ or error}") from error
         return whole.to(device).eval()
     alone = World(0, 1, torch.device("cpu"))
     found: Path | None = path
