@@ -103,7 +103,10 @@ class Head:
         along = self.field.dot(self.duals[letter], v)
         if any(along):
             keys = self.keys[letter]
-            v = [[x - y for x, y in zip(a, self.field.times(along, k), strict=True)] for a, k in zip(v, keys, strict=True)]
+            v = [
+                [x - y for x, y in zip(a, self.field.times(along, k), strict=True)]
+                for a, k in zip(v, keys, strict=True)
+            ]
         return tuple(map(tuple, v))
 
     def states(self, letters, limit):
@@ -156,6 +159,22 @@ def check_group(data):
     return f"{data['name']}: the running product of any word over {letters} letters is decoded by {len(data['heads'])} heads"
 
 
+def follow(data, word):
+    """The decoded element after every letter of a word, by exact arithmetic on the states of the heads."""
+    decoders, letters = [], len(data["letters"])
+    for head in data["heads"]:
+        step = Head(head, letters).states(letters, len(head["decoder"]))
+        decoders.append((step, [dict(zip(row[::2], row[1::2], strict=True)) for row in head["decoder"]]))
+    states, answers = [0] * len(decoders), []
+    for letter in word:
+        states = [step[s][letter] for s, (step, _) in zip(states, decoders, strict=True)]
+        known = 0
+        for s, (_, decoder) in reversed(list(zip(states, decoders, strict=True))):
+            known = decoder[s][known]
+        answers.append(data["answer"][known])
+    return answers
+
+
 def _group_rows(group):
     """[letter][x] the product letter x, recomputed where the elements are permutations or matrices."""
     rows, elements, n = group["rows"], group["elements"], group["order"]
@@ -189,7 +208,9 @@ def apply(factor, column):
 def check_clock(data):
     m, (a, b) = data["block"], map(Fraction, data["query"])
     readouts = sorted(float(a) * math.cos(math.pi * i / m) + float(b) * math.sin(math.pi * i / m) for i in range(2 * m))
-    need(min(y - x for x, y in zip(readouts, readouts[1:], strict=False)) > 1e-9, "two positions of the clock look alike")
+    need(
+        min(y - x for x, y in zip(readouts, readouts[1:], strict=False)) > 1e-9, "two positions of the clock look alike"
+    )
 
 
 def check_dfa(data):

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ckda.groups import FiniteGroup, Given, cycle_notation, group, read_group
 from ckda.record import write_json, write_text
-from ckda.theory import checker, certificates
+from ckda.theory import certificates, checker
 from ckda.theory import factor_programs as programs
 from ckda.theory.automata import check_machine, check_program
 from ckda.theory.claims import Refuted
@@ -97,7 +97,9 @@ class Machine:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_bytes(folder / "weights.safetensors", save({k: v.contiguous() for k, v in self.tensors.items()}))
-        write_text(folder / "certificate.json", json.dumps(self.certificate, sort_keys=True, separators=(",", ":")) + "\n")
+        write_text(
+            folder / "certificate.json", json.dumps(self.certificate, sort_keys=True, separators=(",", ":")) + "\n"
+        )
         write_text(folder / "checker.py", (files("ckda.theory") / "checker.py").read_text())
         write_json(folder / "machine.json", {**self.config, "checked": self.checked})
         return folder
@@ -184,7 +186,7 @@ def read_dfa(data: dict[str, Any]) -> DFA:
     """
     if "regex" in data:
         pattern = data["regex"]
-        letters = data.get("alphabet") or sorted(set(re.findall(r"\w", str(pattern))))
+        letters = data.get("alphabet") or sorted(set(re.findall(r"\w", re.sub(r"\{[^}]*\}|\\.", "", str(pattern)))))
         if not isinstance(pattern, str) or not letters or not all(isinstance(a, str) and len(a) == 1 for a in letters):
             raise ValueError(f"regex {pattern!r} with the alphabet {letters}: a pattern over single letters is needed")
         return regex_to_dfa(pattern, "".join(letters))
@@ -194,7 +196,9 @@ def read_dfa(data: dict[str, Any]) -> DFA:
     n = len(delta) if isinstance(delta, list) else 0
     for q, row in enumerate(delta if n else []):
         if not isinstance(row, list) or len(row) != len(alphabet) or not all(x in range(n) for x in row):
-            raise ValueError(f"delta[{q}] is {row}; it must hold one state 0 ... {n - 1} for each of {len(alphabet)} letters")
+            raise ValueError(
+                f"delta[{q}] is {row}; it must hold one state 0 ... {n - 1} for each of {len(alphabet)} letters"
+            )
     start, accept = data.get("start", 0), data.get("accept", [])
     if not n or start not in range(n) or not all(q in range(n) for q in accept):
         raise ValueError(f"start {start} and accept {accept} must be states 0 ... {n - 1}")
@@ -217,9 +221,9 @@ def read_wfa(data: dict[str, Any]) -> tuple[WFA, list[str]]:
 
 def _fraction(text: Any) -> flint.fmpq:
     if isinstance(text, bool) or not isinstance(text, (int, str)):
-        raise ValueError(f"{text!r}: weights are whole numbers or fractions such as \"1/2\"")
+        raise ValueError(f"{text!r}: weights are whole numbers or fractions such as 1/2")
     match = re.fullmatch(r"\s*(-?\d+)\s*(?:/\s*(\d+))?\s*", str(text))
-    if not match or match[2] and not int(match[2]):
+    if not match or (match[2] and not int(match[2])):
         raise ValueError(f"{text!r} is no fraction such as 1/2")
     return flint.fmpq(int(match[1]), int(match[2] or 1))
 
@@ -279,7 +283,9 @@ def _element_name(G: FiniteGroup, a: int) -> str:
     return cycle_notation(label) if points else str(label)
 
 
-def _group_module(layer: Layer, decoded: Sequence[Any], names: list[str]) -> tuple[GroupMachine, dict[str, Tensor], dict]:
+def _group_module(
+    layer: Layer, decoded: Sequence[Any], names: list[str]
+) -> tuple[GroupMachine, dict[str, Tensor], dict]:
     """The layer's weights and decoder as a module, its tensors, and what is to be said about it."""
     G, H, K = layer.group, len(layer.stages), max(layer.dimensions)
     signs = [torch.tensor([t.signs for t in stage.transitions], dtype=torch.float64) for stage in layer.stages]
@@ -307,7 +313,9 @@ def _group_module(layer: Layer, decoded: Sequence[Any], names: list[str]) -> tup
         "answers": len(decoded[0].elements),
     }
     machine = GroupMachine(config).double()
-    keys = [torch.tensor([t.unit_key().tolist() for t in stage.transitions], dtype=torch.float64) for stage in layer.stages]
+    keys = [
+        torch.tensor([t.unit_key().tolist() for t in stage.transitions], dtype=torch.float64) for stage in layer.stages
+    ]
     group_tensors(machine, keys, signs, [torch.from_numpy(q) for q in queries], LOGIT)
     for h, found in enumerate(decoded):
         _write_decoder(machine, h, found, queries[h])
@@ -382,7 +390,10 @@ def _compile_dfa(config: Compile, name: str, dfa: DFA) -> Machine:
     told = checker.check(certificate)
     result = Machine(numbers | facts, machine.state_dict(), certificate)
     seen = _check_through_operator(result, config)
-    exact = {"exact": f"all {len(blocks)} maps of blocks, and every prefix of a word of {6 * m} letters", "checker": told}
+    exact = {
+        "exact": f"all {len(blocks)} maps of blocks, and every prefix of a word of {6 * m} letters",
+        "checker": told,
+    }
     return Machine(result.config, result.tensors, certificate, exact | seen)
 
 
@@ -391,7 +402,9 @@ def _monoid(letters: Sequence[tuple[int, ...]], most: int, name: str) -> list[tu
     identity = tuple(range(len(letters[0])))
     found, frontier = {identity: None}, [identity]
     while frontier:
-        frontier = [h for h in dict.fromkeys(tuple(a[x] for x in f) for f in frontier for a in letters) if h not in found]
+        frontier = [
+            h for h in dict.fromkeys(tuple(a[x] for x in f) for f in frontier for a in letters) if h not in found
+        ]
         found |= dict.fromkeys(frontier)
         if len(found) > most:
             raise NoRealisation(
@@ -458,7 +471,9 @@ def _compile_wfa(config: Compile, name: str, wfa: WFA, alphabet: list[str]) -> M
     for r, factor in enumerate(programs.rational_program(ones)):
         _write_factor(machine.keys[r], machine.rates, machine.gates[r], r, factor)
     machine.matrices.copy_(
-        torch.tensor([[[float(M[i, j]) for j in range(n)] for i in range(n)] for M in wfa.matrices], dtype=torch.float64)
+        torch.tensor(
+            [[[float(M[i, j]) for j in range(n)] for i in range(n)] for M in wfa.matrices], dtype=torch.float64
+        )
     )
     machine.final.copy_(torch.tensor([float(x) for x in wfa.final], dtype=torch.float64))
     machine.start_state[:n, 0] = torch.tensor([float(x) for x in wfa.initial], dtype=torch.float64)

@@ -137,7 +137,9 @@ class _Blocks(nn.Module):
         size = 2 * self.m
         slot = nn.functional.one_hot(position, size).to(self.clock_key.dtype)
         ones = torch.ones_like(slot)
-        o = self._run(ones[:, None], slot, slot * (word + 1)[:, None], ones, ones[:, 0], torch.zeros_like(slot[:1]).T @ slot[:1])
+        o = self._run(
+            ones[:, None], slot, slot * (word + 1)[:, None], ones, ones[:, 0], torch.zeros_like(slot[:1]).T @ slot[:1]
+        )
         return o[:, 0].round().long()
 
     def blocks(self, word: Tensor) -> tuple[Tensor, Tensor, Tensor]:
