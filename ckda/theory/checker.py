@@ -8,6 +8,7 @@ import json
 import math
 import sys
 from fractions import Fraction
+from itertools import pairwise
 
 
 class Wrong(Exception):
@@ -57,8 +58,8 @@ class Field:
         columns = [self.times(a, [Fraction(int(i == j)) for i in range(n)]) for j in range(n)]
         rows = [[columns[j][i] for j in range(n)] + [Fraction(int(i == 0))] for i in range(n)]
         for i in range(n):
-            pivot = next((r for r in range(i, n) if rows[r][i]), None)
-            need(pivot is not None, "a key has length zero")
+            pivot = next((r for r in range(i, n) if rows[r][i]), -1)
+            need(pivot >= 0, "a key has length zero")
             rows[i], rows[pivot] = rows[pivot], rows[i]
             rows[i] = [x / rows[i][i] for x in rows[i]]
             for r in range(n):
@@ -111,7 +112,8 @@ class Head:
 
     def states(self, letters, limit):
         """[state][letter] -> state, breadth first from the identity."""
-        moved, place, found, step = {}, {self.start: 0}, [self.start], []
+        step: list = []
+        moved, place, found = {}, {self.start: 0}, [self.start]
         while len(step) < len(found):
             row = []
             for letter in range(letters):
@@ -208,9 +210,7 @@ def apply(factor, column):
 def check_clock(data):
     m, (a, b) = data["block"], map(Fraction, data["query"])
     readouts = sorted(float(a) * math.cos(math.pi * i / m) + float(b) * math.sin(math.pi * i / m) for i in range(2 * m))
-    need(
-        min(y - x for x, y in zip(readouts, readouts[1:], strict=False)) > 1e-9, "two positions of the clock look alike"
-    )
+    need(min(y - x for x, y in pairwise(readouts)) > 1e-9, "two positions of the clock look alike")
 
 
 def check_dfa(data):
@@ -246,29 +246,28 @@ def check_wfa(data):
         need(len(matrix) == n and all(len(row) == n for row in matrix), "a matrix has the wrong size")
         [[Fraction(x) for x in row] for row in matrix]
     for j in range(2 * n + 1):
-        column = [{(): Fraction(int(i == j))} for i in range(2 * n + 1)]  # polynomials: entries used -> coefficient
+        column = [{(): Fraction(1)} if i == j else {} for i in range(2 * n + 1)]  # polynomials: entries -> coefficient
         for factor in data["program"]:
             column = _apply_symbols(factor, column)
         for i, found in enumerate(column):
             wanted = {((i % n, j),): 1} if j < n and i < 2 * n else {}
-            need({k: x for k, x in found.items() if x} == wanted, f"the program is wrong at row {i}, column {j}")
+            need(found == wanted, f"the program is wrong at row {i}, column {j}")
     return f"{data['name']}: the program of {len(data['program'])} factors applies any rational {n} x {n} matrix"
 
 
 def _apply_symbols(factor, column):
     if "scale" in factor:  # x_t becomes M_ij x_t: learning rate 1 + |M_ij|, the gate -1 where M_ij > 0
         t, entry = factor["scale"], tuple(factor["entry"])
-        scaled = {(*k, entry): x for k, x in column[t].items()}
-        return [scaled if i == t else p for i, p in enumerate(column)]
+        return [{(*k, entry): x for k, x in p.items()} if i == t else p for i, p in enumerate(column)]
     column = [{k: x * Fraction(factor["gate"].get(str(i), 1)) for k, x in p.items()} for i, p in enumerate(column)]
-    along = {}
+    along: dict = {}
     for i, u in factor["key"].items():
         for k, x in column[int(i)].items():
             along[k] = along.get(k, 0) + x * Fraction(u) * Fraction(factor["gamma"])
     for i, u in factor["key"].items():
         for k, x in along.items():
             column[int(i)][k] = column[int(i)].get(k, 0) - x * Fraction(u)
-    return column
+    return [{k: x for k, x in p.items() if x} for p in column]
 
 
 def check_example(data):

@@ -10,7 +10,7 @@ import json
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -238,6 +238,7 @@ def _compile_group(config: Compile, given: Given, modulo: int | None) -> Machine
     letters = given.letters if config.letters == "generators" else list(range(G.order))
     layer = _layer_for(G, letters)
     try:
+        layer = _without_idle_heads(layer)
         decoded = check_layer(layer)
     except Refuted as refuted:
         raise NoRealisation("unknown", f"{G.name}: its layer is too large to check: {refuted}") from refuted
@@ -275,6 +276,18 @@ def _layer_for(G: FiniteGroup, letters: list[int]) -> Layer:
         f"{G.name}: no layer tracks it with all elements as letters, by {obstruction.label}; whether one does with these "
         f"letters is not known here",
     )
+
+
+def _without_idle_heads(layer: Layer) -> Layer:
+    """The layer without heads that words over its letters can do without: few letters may need fewer heads."""
+    for i in reversed(range(1, len(layer.stages))):
+        fewer = replace(layer, stages=(*layer.stages[:i], *layer.stages[i + 1 :]))
+        try:
+            check_layer(fewer)
+        except Refuted:
+            continue
+        layer = fewer
+    return layer
 
 
 def _element_name(G: FiniteGroup, a: int) -> str:

@@ -50,6 +50,7 @@ class GroupMachine(nn.Module):
             self.register_buffer(f"outputs{h}", torch.zeros(pairs, self.dimensions[h]))
             self.register_buffer(f"labels{h}", torch.zeros(pairs, dtype=torch.int64))
             self.register_buffer(f"start{h}", torch.zeros(known + 1, dtype=torch.int64))
+        self.answer: Tensor
         self.register_buffer("answer", torch.zeros(config["answers"], dtype=torch.int64))
 
     def embed(self, word: Tensor) -> Tensor:
@@ -290,8 +291,8 @@ def group_tensors(
             layer.k_proj.weight[h * K : h * K + d, :L] = keys[h].T.to(layer.k_proj.weight)
             sign[h * K : h * K + d] = signs[h].T
         left, right = sign_factors(sign)
-        layer.f_proj[0].weight[: len(right), :L] = right.to(layer.k_proj.weight)
-        layer.f_proj[1].weight[:, : len(right)] = logit * left.to(layer.k_proj.weight)
+        layer.f_proj[0].get_parameter("weight")[: len(right), :L] = right.to(layer.k_proj.weight)
+        layer.f_proj[1].get_parameter("weight")[:, : len(right)] = logit * left.to(layer.k_proj.weight)
         layer.b_proj.weight[:, :L] = logit
         layer.o_norm.weight.fill_(1.0)
         layer.o_proj.weight[: H * V] = torch.eye(H * V)
