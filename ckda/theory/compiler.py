@@ -3,7 +3,7 @@
 Example:
     >>> machine = compile_machine(Compile("S3"))
     >>> machine.config["theorem"], machine.config["dimensions"], machine.answers([0, 1, 1])
-    ('prop:planar-groups', [2], [3, 4, 1])
+    ('prop:planar-groups', [2], [3, 5, 3])
 """
 
 import json
