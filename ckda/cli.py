@@ -69,7 +69,11 @@ VERBS: dict[str, Verb | tuple[str, dict[str, Verb]]] = {
     "lm": ("language models: params, prepare, train, ladder, eval, generate", LM),
     "needle": Verb("ckda.lm.needle", "find a needle in a haystack of 1K to 8K tokens (RULER)", "lm"),
     "bench": Verb("ckda.bench.command", "the operator's speed, ours and flash-linear-attention's in one run", "triton"),
-    "theory": Verb("ckda.theory.command", "the paper's claims as programs: list, verify, show, table", "theory"),
+    "theory": Verb(
+        "ckda.theory.command",
+        "the paper's claims as programs, and a compiler to layers: list, verify, show, table, verdict, compile, run",
+        "theory",
+    ),
     "scaling": ("fit scaling laws to the paper's table or to your runs", SCALING),
 }
 

@@ -57,6 +57,7 @@ __all__ = [
     "deltaproduct_factors",
     "find_obstruction",
     "icosahedral_axes",
+    "obstructed_letter",
     "s5_certificate",
     "spectral_certificate",
 ]
@@ -562,6 +563,27 @@ def _spectral_pairs(G: FiniteGroup) -> Iterator[tuple[int, int]]:
                     if G.power(G.commutator(c, G.conjugate(c, t)), m) != G.identity:
                         yield c, t
                         break
+
+
+def obstructed_letter(G: FiniteGroup, letters: Iterable[int]) -> tuple[int, int] | None:
+    """A letter c of odd prime power order and an element t that give the contradiction of thm:s5-impossibility.
+
+    Its proof uses the transition of c alone; t may be any word. So it holds for words over some of the elements too.
+
+    Example:
+        >>> S5 = group("S5")
+        >>> letters = [S5.index(permutation(cycles, 5)) for cycles in ("(12)", "(23)", "(34)", "(45)")]
+        >>> obstructed_letter(S5, letters), obstructed_letter(S5, range(120)) is None
+        (None, False)
+    """
+    for c in letters:
+        primes = sympy.primefactors(G.orders[c])
+        if len(primes) == 1 and primes[0] > 2:
+            m = planar_exponent(primes[0])
+            for t in range(G.order):
+                if G.power(G.commutator(c, G.conjugate(c, t)), m) != G.identity:
+                    return c, t
+    return None
 
 
 def sylow(G: FiniteGroup, q: int) -> frozenset[int]:
