@@ -12,9 +12,10 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, Generation
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
-from ckda.layers.attention import Attention, RMSNorm, Sight, fused_kernel_serves, rotary
+from ckda.layers.attention import Attention, RMSNorm, Sight, autocast_dtype, fused_kernel_serves, rotary
 from ckda.layers.complex_kda import ComplexKDA
-from ckda.layers.parts import HeadNorm, ShortConvolution, autocast_dtype, position_in_sequence
+from ckda.layers.convolution import ShortConvolution, position_in_sequence
+from ckda.layers.gated_norm import HeadNorm
 from ckda.layers.swiglu import swiglu
 from ckda.models.cache import ModelCache
 from ckda.models.config import ComplexKDAConfig

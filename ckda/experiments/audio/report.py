@@ -5,8 +5,7 @@ from pathlib import Path
 from ckda.experiments.audio.figures import PUBLISHED, beyond_figure, continuation_figure, label, paper_part, players
 from ckda.experiments.audio.run import AudioResult
 from ckda.experiments.audio.task import FRAMES
-from ckda.experiments.common.arms import ARMS
-from ckda.experiments.common.show import print_table, source_line
+from ckda.experiments.common.show import ARMS, print_table, source_line
 from ckda.page import Page, png_of
 
 __all__ = ["draw", "markdown", "page_of", "print_result", "rows"]

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from textwrap import wrap
 from typing import Any
 
-from ckda.experiments.common.arms import ARMS, more_lines
-from ckda.experiments.common.show import empty_figure
+from ckda.experiments.common.show import ARMS, empty_figure, more_lines
 from ckda.experiments.tracking.recipes import SHORTER
 from ckda.experiments.tracking.run import TrackResult, TrackRun
 from ckda.layers.complex_kda import RANGES
