@@ -209,7 +209,9 @@ def a5_three_certificate(rotations: Sequence[Matrix] | None = None) -> Certifica
     steps = (
         Step("decoders are homomorphisms of the hidden group (lem:finite-tracking-homomorphism)", "tried", decodes > 0),
         Step("A5 is simple, so a normal subgroup of order at most 2 decodes to e", "exact", subgroups == [1, 60]),
-        Step("Q -> det(Q) Q keeps signed-Householder matrices signed-Householder", "exact", sign_forms),
+        Step(
+            "Q -> det(Q) Q keeps signed-Householder matrices signed-Householder: -H_k D = H_k (-D)", "tried", sign_forms
+        ),
         Step(
             "finite rotation groups are cyclic, dihedral, or those of the tetrahedron, cube, icosahedron", "cited", True
         ),
@@ -458,7 +460,9 @@ def _rotation_steps(q: int, order: int) -> list[Step]:
     planar = "so R_1 = A_c^E and R_2 = A_t R_1 A_t^T are 1 or planar rotations of one angle, in each head"
     return [
         Step(reduces, "tried", tried > 0, f"{tried} trackers"),
-        Step(isolates, "exact", exponents_isolate(q, order, top), f"all orders up to {top}"),
+        Step(
+            isolates, "tried", exponents_isolate(q, order, top), f"every order up to {top}; for all: Chinese remainders"
+        ),
         Step(planar, "tried", _one_pair_stays_planar(q), "three matrices"),
     ]
 
