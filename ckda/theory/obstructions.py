@@ -534,7 +534,7 @@ def s5_certificate(t: str = "(12)", exponent: int = 10) -> Certificate:
 def find_obstruction(G: FiniteGroup) -> Obstruction | None:
     """A reason why no layer of CKDA (any heads, any decoder, finite reachability) tracks G, or None.
 
-    First the proof of thm:s5-impossibility over all pairs (c, t); then an argument of docs/theory.md from the same
+    First the proof of thm:s5-impossibility over all pairs (c, t); then an argument of docs/theory_proofs.md (P7) from the same
     hypotheses: a non-abelian Sylow subgroup for an odd prime cannot be tracked (`odd-sylow`).
 
     Example:
@@ -550,7 +550,7 @@ def find_obstruction(G: FiniteGroup) -> Obstruction | None:
     for q in sympy.primefactors(G.order):
         P = sylow(G, q)
         if q > 2 and not G.subgroup(P).group.is_abelian:
-            reason = f"its Sylow {q}-subgroup, of order {len(P)}, is not abelian (docs/theory.md, odd Sylow subgroups)"
+            reason = f"its Sylow {q}-subgroup, of order {len(P)}, is not abelian (docs/theory_proofs.md, P7)"
             return Obstruction("odd-sylow", reason)
     return None
 
