@@ -1,0 +1,65 @@
+"""The chunk form for Hopper (H100, H200), in Triton's lower-level dialect (Gluon): when its kernels serve a call."""
+
+from functools import cache
+
+import torch
+
+from ckda.ops.call import Call
+from ckda.ops.triton.plan import CHUNK
+
+__all__ = ["BV", "refuses", "tried", "unfit"]
+
+BV = 64  # the value columns of one program
+
+
+def tried() -> bool:
+    """Whether the kernels were tried with this Triton: Gluon changes from version to version."""
+    import triton
+
+    return triton.__version__.startswith("3.6.")
+
+
+@cache
+def _device_refuses(device: torch.device) -> str | None:
+    """Why the kernels do not run there, or None. An AMD card may call itself 9.x too."""
+    import triton
+
+    if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] != 9:
+        return "the device is no NVIDIA GPU of compute capability 9"
+    if not tried():
+        return f"they are written for Triton 3.6, and this is {triton.__version__}"
+    return "Triton interprets, and they have no interpreter" if triton.knobs.runtime.interpret else None
+
+
+def device_refuses(device: torch.device) -> str | None:
+    """:func:`_device_refuses`; torch.compile does not look inside."""
+    return _device_refuses(device)
+
+
+# torch.compiler.assume_constant_result, which would import the compiler
+device_refuses._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def unfit(call: Call) -> str | None:
+    """Why the kernels are not made for such a call, whatever the device, or None.
+
+    The reasons hold no size, which torch.compile would have to fix. Rows of tiles are counted in 32 bits: enough, for a call with
+    more of them would need 275 GB.
+    """
+    T, K, V = call.q.shape[1], call.q.shape[3], call.v.shape[3]
+    if call.v.dtype != torch.bfloat16 or call.g.dtype != torch.bfloat16:
+        return "q, k, v and g must be bfloat16"
+    if call.gate not in ("signed", "sigmoid"):
+        return "the gate must be bounded, 'signed' or 'sigmoid'"
+    if not call.beta_range:
+        return "beta must be a logit, with a beta_range"
+    if K not in (64, 128) or V % BV:
+        return f"heads must have K = 64 or 128, and V a multiple of {BV}"
+    if call.cu_seqlens is not None:
+        return "sequences must not be packed (cu_seqlens)"
+    return f"T must be a multiple of {CHUNK}" if T % CHUNK else None
+
+
+def refuses(call: Call) -> str | None:
+    """Why the kernels cannot serve the call, or None: by device, dtype and shape, never by the batch or the number of heads."""
+    return device_refuses(call.q.device) or unfit(call)

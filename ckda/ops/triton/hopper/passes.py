@@ -1,0 +1,404 @@
+"""The two passes over the chunks for Hopper, in Triton's lower-level dialect (Gluon): the sums of `state_kernel` and
+`reverse_kernel`, for whole chunks of bfloat16 with bounded gates.
+
+Few programs run at a time here, each a long chain of small products, so what counts is how long one chunk takes. One warp fetches
+the tiles ahead (tensor memory accelerator), four compute. Results leave by the same way, products that nobody waits for run
+while others are awaited, and nothing but a tile on its way out passes through shared memory. Everything is transposed, [values,
+channels] or [values, tokens]: 64 value columns are the height of the matrix instruction.
+
+Names as in ckda/ops/triton/tile.py, pieces in hopper/tile.py; t_ is a tensor of which tiles are taken, s_ a tile in shared
+memory, [STAGES, ...] those of the next chunks too.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma_wait,
+)
+
+from ckda.ops.triton.hopper import BV as VALUES
+from ckda.ops.triton.hopper.tile import (
+    ARRIVALS,
+    FETCH_REGISTERS,
+    FETCH_WARPS,
+    K_BACK,
+    K_FORWARD,
+    Q_FORWARD,
+    SOLVER,
+    SOLVER_LOW,
+    SOLVER_REST,
+    A,
+    barriers,
+    left_operand,
+    lines,
+    plus,
+    product,
+    rest,
+    room,
+    room_for_one,
+    rounded,
+    times,
+)
+
+__all__ = ["hopper_reverse_kernel", "hopper_state_kernel"]
+
+BV = gl.constexpr(VALUES)  # the value columns of one program
+# lines of a chunk that are fetched beside its tiles: of its tokens, of its channels
+RHO, NORM2, SCALARS = (gl.constexpr(i) for i in range(3))
+DECAY, NEXT, DECAYS = (gl.constexpr(i) for i in range(3))
+
+
+@gluon.jit
+def _times_solver(b_r, s_high, s_low, s_rest, C: gl.constexpr):
+    """r (high + low + rest), begun."""
+    b_high = rounded(b_r)
+    b_y = plus(plus(times(b_high, s_rest, BV, C), b_high, s_low, BV, C), b_high, s_high, BV, C)
+    return plus(b_y, rest(b_r, b_high), s_high, BV, C)
+
+
+@gluon.jit
+def _place(NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS, HV: gl.constexpr, V: gl.constexpr):
+    """A program's block of values, value head and segment, the segment's first chunk, and how many chunks it has."""
+    i = gl.program_id(0)
+    NV: gl.constexpr = V // BV
+    i_v, i_hv, i_n = i % NV, (i // NV) % HV, i // (NV * HV)
+    i_segment = FIRST_SEGMENT + i_n % NUM_SEGMENTS
+    first = (i_n // NUM_SEGMENTS) * NC + i_segment * SEGMENT
+    return i_v, i_hv, i_n, first, gl.minimum(SEGMENT, NC - i_segment * SEGMENT)
+
+
+@gluon.jit
+def _state_offsets(i_v, i_hv, i_n, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr):
+    """Where a program's state [BV, K] lies in float32 [N, HV, K, V]; its values and channels."""
+    b_value = i_v * BV + gl.arange(0, BV, gl.SliceLayout(1, product(BV, K)))
+    b_channel = gl.arange(0, K, gl.SliceLayout(0, product(BV, K)))
+    o_state = (i_n.to(gl.int64) * HV + i_hv) * (K * V)
+    return o_state + b_channel[None, :] * V + b_value[:, None], b_value, b_channel
+
+
+@gluon.jit
+def _fetch(
+    tiles,  # of (tensor, its first row, column, tile)
+    p_rho, p_norm2, p_decay, p_next, s_scalars, s_decays, ready, free, first, num, i_hv,
+    HV: gl.constexpr, K: gl.constexpr, C: gl.constexpr, BYTES: gl.constexpr, STAGES: gl.constexpr, REVERSED: gl.constexpr,
+):  # fmt: skip
+    """One warp that fetches the chunks in order: their tiles, rho and |k|^2 of their tokens, their decay and the next chunk's."""
+    LINE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    b_token = gl.arange(0, C, LINE) * HV + i_hv
+    b_channel = gl.arange(0, K, LINE) + i_hv * K
+    for step in range(num):
+        slot = step % STAGES
+        chunk, following = first + step, first + gl.minimum(step + 1, num - 1)
+        if REVERSED:
+            chunk, following = first + num - 1 - step, first + gl.maximum(num - 2 - step, 0)
+        bar = ready.index(slot)
+        mbarrier.wait(free.index(slot), ((step // STAGES) & 1) ^ 1)
+        mbarrier.expect(bar, BYTES)
+        for n in gl.static_range(len(tiles)):
+            row, column = tiles[n][1] + chunk * C, tiles[n][2]
+            tma.async_copy_global_to_shared(tiles[n][0], [row, column], bar, tiles[n][3].index(slot))
+        o_line = chunk.to(gl.int64) * (C * HV)
+        async_copy.async_copy_global_to_shared(s_scalars.index(slot * SCALARS + RHO), p_rho + o_line + b_token)
+        async_copy.async_copy_global_to_shared(s_scalars.index(slot * SCALARS + NORM2), p_norm2 + o_line + b_token)
+        async_copy.async_copy_global_to_shared(
+            s_decays.index(slot * DECAYS + DECAY), p_decay + chunk.to(gl.int64) * (HV * K) + b_channel
+        )
+        async_copy.async_copy_global_to_shared(
+            s_decays.index(slot * DECAYS + NEXT), p_next + following.to(gl.int64) * (HV * K) + b_channel
+        )
+        async_copy.mbarrier_arrive(bar, increment_count=False)
+
+
+@gluon.jit
+def _run_states(
+    p_initial, p_start, p_final, t_o, t_y, t_states,
+    s_k_forward, s_k_back, s_q_forward, s_v, s_A, s_solver, s_solver_low, s_solver_rest,
+    s_scalars, s_decays, s_S, s_y, s_y_low, s_o, ready, free, i_v, i_hv, i_n, first, num, TOKENS,
+    HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, C: gl.constexpr,
+    HAS_INITIAL: gl.constexpr, STORE_FINAL: gl.constexpr, SUMMARY: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The four warps of `hopper_state_kernel` that compute."""
+    OUTPUTS: gl.constexpr = SUMMARY == "none"
+    VALUES: gl.constexpr = SUMMARY != "transition"
+    by_token: gl.constexpr = gl.SliceLayout(0, product(BV, C))
+    by_channel: gl.constexpr = gl.SliceLayout(0, product(BV, K))
+    o_state, b_value, b_channel = _state_offsets(i_v, i_hv, i_n, HV, K, V)
+    b_S = gl.zeros([BV, K], gl.float32, product(BV, K))
+    if SUMMARY == "transition":
+        b_S += gl.where(b_channel[None, :] == b_value[:, None], 1.0, 0.0)
+    elif HAS_INITIAL:
+        b_S += gl.load(p_initial + o_state)
+    b_S *= gl.load(p_start + (first.to(gl.int64) * HV + i_hv) * K + b_channel)[None, :]
+    for step in range(num):
+        slot = step % STAGES
+        row, column = (first + step) * C, i_hv * V + i_v * BV
+        mbarrier.wait(ready.index(slot), (step // STAGES) & 1)
+        s_kf = s_k_forward.index(slot).permute((1, 0))
+        b_high = rounded(b_S)
+        b_r = times(b_high, s_kf, BV, C)
+        b_r = plus(b_r, rest(b_S, b_high), s_kf, BV, C)
+        if OUTPUTS:
+            b_o = times(b_high, s_q_forward.index(slot).permute((1, 0)), BV, C)
+            s_S.store(b_high)
+            fence_async_shared()
+            tma.store_wait(0)
+            gl.thread_barrier()  # the state is written, and the last chunk's y and o have left
+            tma.async_copy_shared_to_global(t_states, [((first + step) * HV + i_hv) * V + i_v * BV, 0], s_S)
+        b_rho = s_scalars.index(slot * SCALARS + RHO).load(by_token)
+        if VALUES:
+            b_length = gl.sqrt(s_scalars.index(slot * SCALARS + NORM2).load(by_token))
+            b_v = s_v.index(slot).permute((1, 0)).load(product(BV, C)).to(gl.float32)
+        b_r = -warpgroup_mma_wait(1 if OUTPUTS else 0, deps=[b_r])
+        if VALUES:
+            b_r += b_v * b_length[None, :]
+        s_high = s_solver.index(slot).permute((1, 0))
+        s_low, s_rest = s_solver_low.index(slot).permute((1, 0)), s_solver_rest.index(slot).permute((1, 0))
+        b_y = _times_solver(b_r, s_high, s_low, s_rest, C)
+        b_y = warpgroup_mma_wait(0, deps=[b_y])
+        b_u = b_y * b_rho[None, :]
+        b_high = rounded(b_u)
+        b_low = rest(b_u, b_high)
+        s_kb = s_k_back.index(slot)
+        b_added = plus(times(b_high, s_kb, BV, K), b_low, s_kb, BV, K)
+        if OUTPUTS:
+            b_o = warpgroup_mma_wait(2, deps=[b_o])
+            s_A_t = s_A.index(slot).permute((1, 0))
+            b_Au = plus(times(b_high, s_A_t, BV, C), b_low, s_A_t, BV, C)
+            b_high = rounded(b_y)
+            s_y.permute((1, 0)).store(b_high)
+            s_y_low.permute((1, 0)).store(rest(b_y, b_high))
+            fence_async_shared()
+            gl.thread_barrier()
+            tma.async_copy_shared_to_global(t_y, [row, column], s_y)
+            tma.async_copy_shared_to_global(t_y, [TOKENS + row, column], s_y_low)
+        b_end = s_decays.index(slot * DECAYS + DECAY).load(by_channel)
+        b_next = gl.where(step + 1 < num, s_decays.index(slot * DECAYS + NEXT).load(by_channel), 1.0)
+        if OUTPUTS:
+            b_Au = warpgroup_mma_wait(0, deps=[b_Au])
+            s_o.permute((1, 0)).store(rounded(b_o + b_Au))
+            fence_async_shared()
+            tma.store_wait(2)
+        b_added = warpgroup_mma_wait(0, deps=[b_added])
+        gl.thread_barrier()  # all are done with this chunk's tiles, o is written, and the state has left
+        mbarrier.arrive(free.index(slot), count=1)
+        if OUTPUTS:
+            tma.async_copy_shared_to_global(t_o, [row, column], s_o)
+        b_S = (b_S + b_added) * b_end[None, :] * b_next[None, :]
+    if OUTPUTS:
+        tma.store_wait(0)
+    if STORE_FINAL:
+        gl.store(p_final + o_state, b_S)
+
+
+@gluon.jit
+def hopper_state_kernel(
+    t_v,  # tiles [C, BV] of [B * T, HV * V]
+    t_keys,  # tiles [C, K] of [4 * B * T, HV * K]: q_forward, k_forward, k_back
+    t_squares,  # tiles [C, C] of [4 * B * T, HV * C]: A, the solver in three parts
+    p_rho,  # [B * T, HV]
+    p_norm2,
+    p_start,  # [B * NC, HV, K]
+    p_end,
+    p_initial,  # float32 [N, HV, K, V]
+    t_o,  # out, tiles [C, BV] of [B * T, HV * V]
+    t_y,  # out, tiles [C, BV] of [2 * B * T, HV * V]: y and what its rounding left
+    t_states,  # out, tiles [BV, K] of [B * NC * HV * V, K]
+    p_final,  # out float32 [N, HV, K, V]
+    TOKENS,  # B * T
+    NC,
+    SEGMENT,
+    FIRST_SEGMENT,
+    NUM_SEGMENTS,
+    HV: gl.constexpr,
+    K: gl.constexpr,
+    V: gl.constexpr,
+    C: gl.constexpr,
+    HAS_INITIAL: gl.constexpr,
+    STORE_FINAL: gl.constexpr,
+    SUMMARY: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """`state_kernel`: the state from chunk to chunk, and the outputs."""
+    i_v, i_hv, i_n, first, num = _place(NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS, HV, V)
+    ready, free = barriers(STAGES, ARRIVALS)
+    s_scalars, s_decays = lines(STAGES * SCALARS, C), lines(STAGES * DECAYS, K)
+    s_k_forward, s_k_back = room(STAGES, C, K), room(STAGES, C, K)
+    s_solver, s_solver_low, s_solver_rest = room(STAGES, C, C), room(STAGES, C, C), room(STAGES, C, C)
+    tiles = (
+        (t_keys, K_FORWARD * TOKENS, i_hv * K, s_k_forward),
+        (t_squares, SOLVER_REST * TOKENS, i_hv * C, s_solver_rest),
+        (t_squares, SOLVER_LOW * TOKENS, i_hv * C, s_solver_low),
+        (t_squares, SOLVER * TOKENS, i_hv * C, s_solver),
+        (t_keys, K_BACK * TOKENS, i_hv * K, s_k_back),
+    )
+    s_v, s_q_forward, s_A, s_S, s_y, s_y_low, s_o = s_k_back, s_k_back, s_k_back, s_k_back, s_k_back, s_k_back, s_k_back
+    if SUMMARY != "transition":
+        s_v = room(STAGES, C, BV)
+        tiles = tiles + ((t_v, 0, i_hv * V + i_v * BV, s_v),)  # type: ignore[assignment]  # noqa: RUF005
+    if SUMMARY == "none":
+        s_q_forward, s_A = room(STAGES, C, K), room(STAGES, C, C)
+        tiles = tiles + ((t_keys, Q_FORWARD * TOKENS, i_hv * K, s_q_forward), (t_squares, A * TOKENS, i_hv * C, s_A))  # type: ignore[assignment]  # noqa: RUF005
+        s_S = room_for_one(BV, K)
+        s_y, s_y_low, s_o = room_for_one(C, BV), room_for_one(C, BV), room_for_one(C, BV)
+    more: gl.constexpr = 1 if SUMMARY == "none" else 0
+    columns: gl.constexpr = (2 + more) * K + (3 + more) * C + (0 if SUMMARY == "transition" else BV)
+    gl.warp_specialize(
+        [
+            (
+                _run_states,
+                (
+                    p_initial, p_start, p_final, t_o, t_y, t_states,
+                    s_k_forward, s_k_back, s_q_forward, s_v, s_A, s_solver, s_solver_low, s_solver_rest,
+                    s_scalars, s_decays, s_S, s_y, s_y_low, s_o,
+                    ready, free, i_v, i_hv, i_n, first, num, TOKENS,
+                    HV, K, V, C, HAS_INITIAL, STORE_FINAL, SUMMARY, STAGES,
+                ),
+            ),
+            (
+                _fetch,
+                (
+                    tiles, p_rho, p_norm2, p_end, p_start, s_scalars, s_decays, ready, free, first, num, i_hv,
+                    HV, K, C, 2 * C * columns, STAGES, False,
+                ),
+            ),
+        ],
+        [FETCH_WARPS],
+        [FETCH_REGISTERS],
+    )  # fmt: skip
+
+
+@gluon.jit
+def _run_gradients(
+    p_dfinal, p_end, p_dinitial, t_dv, t_dstates,
+    s_k_forward, s_k_back, s_q_forward, s_do, s_A, s_solver, s_solver_low, s_solver_rest, s_scalars, s_decays, s_dS, s_dv,
+    ready, free, i_v, i_hv, i_n, first, num,
+    HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, C: gl.constexpr,
+    HAS_FINAL: gl.constexpr, STORE_INITIAL: gl.constexpr, SUMMARY: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The four warps of `hopper_reverse_kernel` that compute."""
+    by_token: gl.constexpr = gl.SliceLayout(0, product(BV, C))
+    by_channel: gl.constexpr = gl.SliceLayout(0, product(BV, K))
+    o_state, _, b_channel = _state_offsets(i_v, i_hv, i_n, HV, K, V)
+    b_dS = gl.zeros([BV, K], gl.float32, product(BV, K))
+    if HAS_FINAL:
+        b_dS += gl.load(p_dfinal + o_state)
+    b_dS *= gl.load(p_end + ((first + num - 1).to(gl.int64) * HV + i_hv) * K + b_channel)[None, :]
+    for step in range(num):
+        slot, chunk = step % STAGES, first + num - 1 - step
+        mbarrier.wait(ready.index(slot), (step // STAGES) & 1)
+        b_do = s_do.index(slot).permute((1, 0)).load(left_operand(BV, C))
+        s_kb = s_k_back.index(slot).permute((1, 0))
+        b_high = rounded(b_dS)
+        b_du = times(b_high, s_kb, BV, C)
+        b_du = plus(b_du, rest(b_dS, b_high), s_kb, BV, C)
+        b_Ado = times(b_do, s_A.index(slot), BV, C)
+        b_added = times(b_do, s_q_forward.index(slot), BV, K)
+        if not SUMMARY:
+            s_dS.store(b_high)
+            fence_async_shared()
+            tma.store_wait(0)
+            gl.thread_barrier()  # dS is written, and the last chunk's dv has left
+            tma.async_copy_shared_to_global(t_dstates, [(chunk * HV + i_hv) * V + i_v * BV, 0], s_dS)
+        b_rho = s_scalars.index(slot * SCALARS + RHO).load(by_token)
+        b_length = gl.sqrt(s_scalars.index(slot * SCALARS + NORM2).load(by_token))
+        b_du, b_Ado = warpgroup_mma_wait(1, deps=[b_du, b_Ado])
+        b_du = (b_Ado + b_du) * b_rho[None, :]
+        b_dr = _times_solver(b_du, s_solver.index(slot), s_solver_low.index(slot), s_solver_rest.index(slot), C)
+        b_added = warpgroup_mma_wait(4, deps=[b_added])
+        b_dS += b_added
+        b_dr = warpgroup_mma_wait(0, deps=[b_dr])
+        s_kf = s_k_forward.index(slot)
+        b_high = rounded(b_dr)
+        b_taken = plus(times(b_high, s_kf, BV, K), rest(b_dr, b_high), s_kf, BV, K)
+        if not SUMMARY:
+            s_dv.permute((1, 0)).store(rounded(b_dr * b_length[None, :]))
+            fence_async_shared()
+            tma.store_wait(0)
+        b_decay = s_decays.index(slot * DECAYS + DECAY).load(by_channel)
+        b_next = gl.where(step + 1 < num, s_decays.index(slot * DECAYS + NEXT).load(by_channel), 1.0)
+        b_taken = warpgroup_mma_wait(0, deps=[b_taken])
+        gl.thread_barrier()  # all are done with this chunk's tiles, dv is written, and dS has left
+        mbarrier.arrive(free.index(slot), count=1)
+        if not SUMMARY:
+            tma.async_copy_shared_to_global(t_dv, [chunk * C, i_hv * V + i_v * BV], s_dv)
+        b_dS = (b_dS - b_taken) * b_decay[None, :] * b_next[None, :]
+    if not SUMMARY:
+        tma.store_wait(0)
+    if STORE_INITIAL:
+        gl.store(p_dinitial + o_state, b_dS)
+
+
+@gluon.jit
+def hopper_reverse_kernel(
+    t_do,  # tiles [C, BV] of [B * T, HV * V]
+    t_keys,  # as in `hopper_state_kernel`
+    t_squares,
+    p_rho,  # [B * T, HV]
+    p_norm2,
+    p_start,  # [B * NC, HV, K]
+    p_end,
+    p_dfinal,  # float32 [N, HV, K, V]
+    t_dv,  # out, tiles [C, BV] of [B * T, HV * V]
+    t_dstates,  # out, tiles [BV, K] of [B * NC * HV * V, K]
+    p_dinitial,  # out float32 [N, HV, K, V]
+    TOKENS,  # B * T
+    NC,
+    SEGMENT,
+    FIRST_SEGMENT,
+    NUM_SEGMENTS,
+    HV: gl.constexpr,
+    K: gl.constexpr,
+    V: gl.constexpr,
+    C: gl.constexpr,
+    HAS_FINAL: gl.constexpr,
+    STORE_INITIAL: gl.constexpr,
+    SUMMARY: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """`reverse_kernel`: the gradient of the state from chunk to chunk, backwards."""
+    i_v, i_hv, i_n, first, num = _place(NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS, HV, V)
+    ready, free = barriers(STAGES, ARRIVALS)
+    s_scalars, s_decays = lines(STAGES * SCALARS, C), lines(STAGES * DECAYS, K)
+    s_k_forward, s_k_back, s_q_forward = room(STAGES, C, K), room(STAGES, C, K), room(STAGES, C, K)
+    s_solver, s_solver_low, s_solver_rest = room(STAGES, C, C), room(STAGES, C, C), room(STAGES, C, C)
+    s_A, s_do = room(STAGES, C, C), room(STAGES, C, BV)
+    s_dS, s_dv = s_k_back, s_do  # not used where SUMMARY
+    if not SUMMARY:
+        s_dS, s_dv = room_for_one(BV, K), room_for_one(C, BV)
+    tiles = (
+        (t_do, 0, i_hv * V + i_v * BV, s_do),
+        (t_keys, K_BACK * TOKENS, i_hv * K, s_k_back),
+        (t_squares, A * TOKENS, i_hv * C, s_A),
+        (t_keys, Q_FORWARD * TOKENS, i_hv * K, s_q_forward),
+        (t_squares, SOLVER_REST * TOKENS, i_hv * C, s_solver_rest),
+        (t_squares, SOLVER_LOW * TOKENS, i_hv * C, s_solver_low),
+        (t_squares, SOLVER * TOKENS, i_hv * C, s_solver),
+        (t_keys, K_FORWARD * TOKENS, i_hv * K, s_k_forward),
+    )
+    gl.warp_specialize(
+        [
+            (
+                _run_gradients,
+                (
+                    p_dfinal, p_end, p_dinitial, t_dv, t_dstates,
+                    s_k_forward, s_k_back, s_q_forward, s_do, s_A, s_solver, s_solver_low, s_solver_rest,
+                    s_scalars, s_decays, s_dS, s_dv,
+                    ready, free, i_v, i_hv, i_n, first, num,
+                    HV, K, V, C, HAS_FINAL, STORE_INITIAL, SUMMARY, STAGES,
+                ),
+            ),
+            (
+                _fetch,
+                (
+                    tiles, p_rho, p_norm2, p_start, p_end, s_scalars, s_decays, ready, free, first, num, i_hv,
+                    HV, K, C, 2 * C * (3 * K + 4 * C + BV), STAGES, True,
+                ),
+            ),
+        ],
+        [FETCH_WARPS],
+        [FETCH_REGISTERS],
+    )  # fmt: skip

@@ -1,0 +1,145 @@
+"""What the kernels for Hopper are made of: layouts, products that are begun and awaited later, room in shared memory, barriers."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
+
+__all__ = [
+    "ARRIVALS",
+    "DT",
+    "FETCH_REGISTERS",
+    "FETCH_WARPS",
+    "FORWARD",
+    "K_BACK",
+    "K_FORWARD",
+    "Q_FORWARD",
+    "SOLVER",
+    "SOLVER_LOW",
+    "SOLVER_REST",
+    "A",
+    "barriers",
+    "by_pairs",
+    "by_rows",
+    "head_gate",
+    "left_operand",
+    "lines",
+    "plus",
+    "product",
+    "rest",
+    "room",
+    "room_for_one",
+    "rounded",
+    "tile_layout",
+    "times",
+]
+
+DT = gl.constexpr(gl.bfloat16)
+# parts of t_keys and t_squares, each of TOKENS rows: KEYS and SQUARES of ckda/ops/triton/plan.py
+Q_FORWARD, K_FORWARD, K_BACK, FORWARD = (gl.constexpr(i) for i in range(4))
+A, SOLVER, SOLVER_LOW, SOLVER_REST = (gl.constexpr(i) for i in range(4))
+FETCH_WARPS = gl.constexpr(1)  # that fetch the tiles ahead, beside those that compute
+FETCH_REGISTERS = gl.constexpr(24)  # a thread of theirs, the least there is: the others get the rest
+ARRIVALS = gl.constexpr(33)  # where lines come too: the accelerator's bytes, and the copies of 32 threads
+
+
+@gluon.constexpr_function
+def tile_layout(rows, columns):
+    """A tile [rows, columns] in shared memory."""
+    return gl.NVMMASharedLayout.get_default_for([rows, columns], gl.bfloat16)
+
+
+@gluon.constexpr_function
+def product(rows, columns):
+    """The layout of a product [rows, columns], 16 rows a warp."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[rows // 16, 1], instr_shape=[16, columns, 16])
+
+
+@gluon.constexpr_function
+def left_operand(rows, columns):
+    """The layout of the left operand of such a product."""
+    return gl.DotOperandLayout(operand_index=0, parent=product(rows, columns), k_width=2)
+
+
+@gluon.constexpr_function
+def by_pairs(K):
+    """The layout of a product of tokens with tokens [C, C]: too small for Hopper's instruction."""
+    return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[2, K // 32], instr_shape=[16, 8])
+
+
+@gluon.constexpr_function
+def by_rows(K, V):
+    """The layout of a tile [C, V] whose rows are summed: every row within a warp."""
+    return gl.BlockedLayout([1, V * 16 // K], [512 // K, K // 16], [K // 16, 1], [1, 0])
+
+
+@gluon.jit
+def rounded(b_x):
+    """x in bfloat16, two numbers an instruction."""
+    return gl.inline_asm_elementwise(
+        "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [b_x], dtype=gl.bfloat16, is_pure=True, pack=2
+    )
+
+
+@gluon.jit
+def rest(b_x, b_high):
+    """What the rounding of x left, in bfloat16."""
+    return rounded(b_x - b_high.to(gl.float32))
+
+
+@gluon.jit
+def times(b_a, s_b, rows: gl.constexpr, columns: gl.constexpr):
+    """a b [rows, columns], begun."""
+    b_zero = gl.zeros([rows, columns], gl.float32, product(rows, columns))
+    b_left = gl.convert_layout(b_a, left_operand(rows, columns))
+    return warpgroup_mma(b_left, s_b, b_zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def plus(b_sum, b_a, s_b, rows: gl.constexpr, columns: gl.constexpr):
+    """sum + a b [rows, columns], begun."""
+    return warpgroup_mma(gl.convert_layout(b_a, left_operand(rows, columns)), s_b, b_sum, is_async=True)
+
+
+@gluon.jit
+def room(n: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr):
+    """Room for n tiles."""
+    return gl.allocate_shared_memory(DT, [n, rows, columns], tile_layout(rows, columns))
+
+
+@gluon.jit
+def room_for_one(rows: gl.constexpr, columns: gl.constexpr):
+    """Room for one tile."""
+    return room(1, rows, columns).index(0)
+
+
+@gluon.jit
+def lines(n: gl.constexpr, length: gl.constexpr):
+    """Room for n lines of float32: one number a token, or a channel."""
+    return gl.allocate_shared_memory(gl.float32, [n, length], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+
+
+@gluon.jit
+def barriers(STAGES: gl.constexpr, ARRIVALS: gl.constexpr):
+    """For each stage: whether its tiles have come (that many arrivals, and the bytes), and whether they are used up."""
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for s in gl.static_range(STAGES):
+        mbarrier.init(ready.index(s), count=ARRIVALS)
+        mbarrier.init(free.index(s), count=1)
+    fence_async_shared()
+    return ready, free
+
+
+@gluon.jit
+def head_gate(
+    p_A_log, p_dt_bias, i_hv, K: gl.constexpr, C: gl.constexpr, HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr
+):
+    """The head's rate exp(A_log) [1, 1] and bias [K, 1] of the channels."""
+    by_channel: gl.constexpr = gl.SliceLayout(1, product(K, C))
+    b_rate = gl.full([1, 1], 1.0, gl.float32, product(K, C))
+    b_bias = gl.zeros([K], gl.float32, by_channel)[:, None]
+    if HAS_A_LOG:
+        b_rate *= gl.exp(gl.load(p_A_log + i_hv).to(gl.float32))
+    if HAS_DT_BIAS:
+        b_bias += gl.load(p_dt_bias + i_hv * K + gl.arange(0, K, by_channel)).to(gl.float32)[:, None]
+    return b_rate, b_bias
