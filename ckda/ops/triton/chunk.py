@@ -125,8 +125,9 @@ def _chunk_arguments(call: Call, p: Plan, unread: tuple[str, ...] = ()) -> dict[
         "NC": p.NC,
         "TOKENS": p.B * p.T,
         "C": p.C,
+        "LEVELS": p.C.bit_length() - 1,
         "BOUNDED": _is_bounded(call),
-        "WIDE": not _is_bounded(call) or not p.split,
+        "WIDE": not p.split,
         "DOT": _dot(p.dtype),
     }
 
@@ -513,7 +514,7 @@ def _gradient(call: Call, p: Plan, x: Saved, where: _Chunks, out: dict[str, Any]
     arguments = _chunk_arguments(call, p, ("q", "k", "beta") if recover else ("beta",))
     for name in ("p_beta", "BETA_RANGE"):
         del arguments[name]
-    BK, num_warps = (64, 4) if recover and p.K > 32 else (min(32, power_of_two(p.K)), 2)
+    BK, num_warps = (64, 4) if p.split and p.K > 32 else (min(32, power_of_two(p.K)), 2)
     arguments |= {"p_starts": where.starts, "p_ends": where.ends, "BK": BK, "SPLIT": p.split, "RECOVER": recover}
     arguments |= x.arguments(*KEYS, "rho", "norms", "end")
     used = ("p_D", "p_D_low", "p_dA", "p_dA_low", "p_scalars", "p_S_do", "p_S_dr", "p_dS_u", "p_through")

@@ -25,18 +25,22 @@ import triton.language as tl
 
 from ckda.ops.triton.chunk_forward import chunk_gate, head_gate, sequence_place, state_place
 from ckda.ops.triton.tile import (
+    across_border,
     at_token,
+    border_decay,
     bounded_decays,
     chunk_place,
     dot,
     dot_left_split,
     dot_split,
+    finite_gate,
     gate_gradient,
     in_registers,
     learning_rate,
     operand,
+    signs_through,
+    span_decay,
     sums_from,
-    unbounded_decays,
     widened,
 )
 
@@ -154,37 +158,70 @@ def reverse_kernel(
 
 
 @triton.jit
+def _parts(b_x, DOT: tl.constexpr):
+    """x as an operand, and what its rounding left."""
+    b_high = operand(b_x, DOT)
+    return b_high, operand(b_x - b_high.to(tl.float32), DOT)
+
+
+@triton.jit
+def _times_parts(b_a, b_high, b_low, SPLIT: tl.constexpr, DOT: tl.constexpr):
+    """a (high + low), a as rounded; low is left out where high is float32."""
+    b_product = dot(b_a, b_high, DOT)
+    if SPLIT:
+        b_product += dot(b_a, b_low, DOT)
+    return b_product
+
+
+@triton.jit
 def _unbounded_gradients(
-    b_q, b_k, b_log, b_negative, b_dA, b_D, b_rho, b_dq_start, b_dk_start, b_dk_end,
-    C: tl.constexpr, BK: tl.constexpr, DOT: tl.constexpr,
-):  # fmt: skip
-    """dq, dk, the gradient of cumulative log|alpha|, and that of the keys that reach the chunk's end, pair by pair."""
-    b_gamma, b_to_end, b_sign = unbounded_decays(b_log, b_negative, C, DOT)
-    b_index = tl.arange(0, C)
-    b_cum = tl.cumsum(b_log, 1)
-    b_dq = tl.zeros([BK, C], tl.float32)
-    b_dk = tl.zeros([BK, C], tl.float32)
-    b_dk_column = tl.zeros([BK, C], tl.float32)
-    for j in range(C):
-        m_later = b_index[None, :] > j
-        b_decay = tl.exp2(tl.where(m_later, b_cum - at_token(b_cum, j, C)[:, None], 0.0).to(tl.float32))
-        b_decay = tl.where(m_later, b_decay * b_sign, 0.0) * at_token(b_sign, j, C)[:, None]
-        b_k_j = at_token(b_k, j, C)
-        b_key = b_decay * b_k_j[:, None]
-        b_dA_j = tl.sum(tl.where(b_index[None, :] == j, b_dA, 0.0), 1)[None, :]
-        b_D_j = tl.sum(tl.where(b_index[None, :] == j, b_D, 0.0), 1)[None, :]
-        b_rho_j = tl.sum(tl.where(b_index == j, b_rho, 0.0), 0)
-        b_dq += b_dA_j * b_key
-        b_dk -= b_rho_j * b_D_j * b_key
-        b_X = tl.sum(b_D_j * b_k * b_decay, 1)
-        b_column = tl.sum(b_dA_j * b_q * b_decay, 1) - b_rho_j * b_X
-        b_dk_column = tl.where(b_index[None, :] == j, b_column[:, None], b_dk_column)
-    b_dq += b_gamma * b_dq_start
-    b_dk += b_gamma * b_dk_start
-    b_dk_end *= b_to_end
-    b_dk_column += b_dk_end
-    b_dlog = b_q * b_dq + b_k * (b_dk - b_dk_column)
-    return b_dq, b_dk + b_dk_column, b_dlog, tl.sum(b_k * b_dk_end, 1)
+    b_q,  # [BK, C] float32, signs included, as the next
+    b_k,
+    b_log,  # [BK, C] float32
+    b_last,  # [BK] the sign of Gamma
+    b_dA,  # [C, C] float32, strictly lower
+    b_D,
+    b_rho,  # [C]
+    b_dq,  # [BK, C] S do
+    b_dk,  # - S dr
+    b_dk_end,  # dS u
+    C: tl.constexpr,
+    LEVELS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """dq, dk, the gradient of cumulative log|alpha|, and that of the keys that reach the chunk's end; border by border.
+
+    At one border tokens on the right are rows and those on the left columns, and with N_ij = D_ij rho_j the keys' part of both is one
+    product with N + N^T. A pair counts once as a row and once as a column of the gates' gradient: both are made of the
+    same rounded factors, so that they cancel in the sum over tokens.
+    """
+    b_gamma = span_decay(b_log, C, False, C, DOT)
+    b_dlog = b_gamma * (b_q * b_dq + b_k * b_dk)
+    b_dq *= b_gamma
+    b_dk *= b_gamma
+    b_dk_end *= span_decay(b_log, C, True, C, DOT) * b_last[:, None]
+    b_reach = b_k * b_dk_end
+    b_dlog -= b_reach
+    b_dk += b_dk_end
+    b_N = b_D * b_rho[None, :]
+    b_N, b_N_low = _parts(b_N + tl.trans(b_N), DOT)
+    b_dA, b_dA_low = _parts(b_dA, DOT)
+    for level in tl.static_range(LEVELS):
+        SPAN: tl.constexpr = C >> (level + 1)
+        b_decay = border_decay(b_log, SPAN, C, DOT)
+        b_key, b_query = operand(b_k * b_decay, DOT), operand(b_q * b_decay, DOT)
+        m_pairs = across_border(SPAN, C)
+        m_both = m_pairs | tl.trans(m_pairs)
+        b_keys = _times_parts(b_key, tl.where(m_both, b_N, 0.0), tl.where(m_both, b_N_low, 0.0), SPLIT, DOT)
+        b_high, b_low = tl.where(m_pairs, b_dA, 0.0), tl.where(m_pairs, b_dA_low, 0.0)
+        b_row = _times_parts(b_key, tl.trans(b_high), tl.trans(b_low), SPLIT, DOT)
+        b_column = _times_parts(b_query, b_high, b_low, SPLIT, DOT)
+        b_side = tl.where(tl.arange(0, C) // SPAN % 2 == 1, 1.0, -1.0)[None, :]
+        b_dlog += b_query.to(tl.float32) * b_row - b_key.to(tl.float32) * (b_side * b_keys + b_column)
+        b_dq += b_decay * b_row
+        b_dk += b_decay * (b_column - b_keys)
+    return b_dq, b_dk, b_dlog, tl.sum(b_reach, 1)
 
 
 @triton.jit
@@ -410,6 +447,7 @@ def gradient_kernel(
     HAS_A_LOG: tl.constexpr,
     HAS_DT_BIAS: tl.constexpr,
     NORMALIZE: tl.constexpr,
+    LEVELS: tl.constexpr,  # log2 of C
     BOUNDED: tl.constexpr,
     WIDE: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -471,7 +509,7 @@ def gradient_kernel(
     b_dq = widened(in_registers(b_dq, m_tile), C, DOT)
     b_dk = widened(in_registers(b_dk, m_tile), C, DOT)
     b_dk_end = widened(in_registers(b_dk_end, m_tile), C, DOT)
-    b_g = widened(in_registers(b_g, m_tile), C, DOT) if BOUNDED else b_g.to(tl.float32)
+    b_g = widened(in_registers(finite_gate(b_g, GATE), m_tile), C, DOT)
     if not RECOVER:
         if NORMALIZE:
             b_q *= b_inverse[None, :]
@@ -507,9 +545,12 @@ def gradient_kernel(
         if SPLIT:
             b_dA += b_dA_low.to(tl.float32)
             b_D += b_D_low.to(tl.float32)
+        b_sign = signs_through(b_negative, C, DOT)
         b_dq, b_dk, b_dlog, b_reach = _unbounded_gradients(
-            b_q, b_k, b_log, b_negative, b_dA, b_D, b_rho, b_dq, b_dk, b_dk_end, C, BK, DOT
-        )
+            b_q * b_sign, b_k * b_sign, b_log.to(tl.float32), at_token(b_sign, C - 1, C), b_dA, b_D, b_rho,
+            b_dq, b_dk, b_dk_end, C, LEVELS, SPLIT, DOT,
+        )  # fmt: skip
+        b_dq, b_dk = b_dq * b_sign, b_dk * b_sign
         b_through = b_through * tl.load(p_end + o_slot * K + b_channel, mask=m_channel, other=0.0) + b_reach
 
     # the gate

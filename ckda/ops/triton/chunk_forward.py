@@ -18,25 +18,31 @@ factors gamma_i / gamma_a and gamma_a / gamma_j bounded gates (at most e^5 a ste
 
     S* = gamma_a S,    r = |k| v - (k * gamma / gamma_a) S*,    S' = Gamma / gamma_a (S* + (k * gamma_a / gamma)^T u).
 
-Gates without a bound take the difference of every pair instead (BOUNDED = False).
+Gates without a bound (BOUNDED = False) would overflow so. There every pair goes by the border between its two tokens where these
+first part ways, in halves of 32, 16, 8, 4 or 2 tokens: both factors are at most one, and the pairs of one level are one product of
+matrices. No factor depends on a token after i. The state is taken at the chunk's start, gamma_a = 1.
 """
 
 import triton
 import triton.language as tl
 
 from ckda.ops.triton.tile import (
+    across_border,
     at_token,
+    border_decay,
     bounded_decays,
     chunk_place,
     dot,
     dot_left_split,
     dot_split,
+    finite_gate,
     in_registers,
     inverse_norm,
     learning_rate,
     log_gate,
     operand,
-    unbounded_decays,
+    signs_through,
+    span_decay,
     widened,
 )
 
@@ -123,19 +129,17 @@ def used_keys(b_k, NORMALIZE: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _pairwise_products(b_q, b_k, b_log, b_sign, C: tl.constexpr):
-    """A and G (of the pairs i >= j) by the difference of every pair: never a positive exponent."""
-    b_index = tl.arange(0, C)
-    b_cum = tl.cumsum(b_log, 1)
-    b_A = tl.zeros([C, C], tl.float32)
+def _unbounded_products(b_q, b_k, b_log, C: tl.constexpr, LEVELS: tl.constexpr, DOT: tl.constexpr):
+    """A and G of gates without a bound, border by border (:func:`ckda.ops.triton.tile.border_decay`); signs are in q and k."""
+    m_same = tl.arange(0, C)[:, None] == tl.arange(0, C)[None, :]
+    b_A = tl.where(m_same, dot(tl.trans(b_q), b_k, DOT), 0.0)
     b_G = tl.zeros([C, C], tl.float32)
-    for j in range(C):
-        m_later = b_index[None, :] >= j
-        b_decay = tl.exp2(tl.where(m_later, b_cum - at_token(b_cum, j, C)[:, None], 0.0).to(tl.float32))
-        b_key = tl.where(m_later, b_decay * b_sign, 0.0) * at_token(b_sign * b_k, j, C)[:, None]
-        m_column = b_index[None, :] == j
-        b_A = tl.where(m_column, tl.sum(b_q * b_key, 0)[:, None], b_A)
-        b_G = tl.where(m_column, tl.sum(b_k * b_key, 0)[:, None], b_G)
+    for level in tl.static_range(LEVELS):
+        b_decay = border_decay(b_log, C >> (level + 1), C, DOT)
+        b_key = operand(b_k * b_decay, DOT)
+        m_pairs = across_border(C >> (level + 1), C)
+        b_A = tl.where(m_pairs, dot(tl.trans(b_q * b_decay), b_key, DOT), b_A)
+        b_G = tl.where(m_pairs, dot(tl.trans(b_key), b_key, DOT), b_G)
     return b_A, b_G
 
 
@@ -253,6 +257,7 @@ def intra_kernel(
     HAS_DT_BIAS: tl.constexpr,
     NORMALIZE: tl.constexpr,
     BETA_RANGE: tl.constexpr,
+    LEVELS: tl.constexpr,  # log2 of C
     BOUNDED: tl.constexpr,
     WIDE: tl.constexpr,
     KEEP: tl.constexpr,
@@ -277,8 +282,7 @@ def intra_kernel(
     b_g = tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0)
     b_q = widened(in_registers(b_q, m_tile), C, DOT)
     b_k = widened(in_registers(b_k, m_tile), C, DOT)
-    if BOUNDED:  # else g may be -inf, and -inf * 0 is not a number
-        b_g = widened(in_registers(b_g, m_tile), C, DOT)
+    b_g = widened(in_registers(finite_gate(b_g, GATE), m_tile), C, DOT)
     b_q, b_q_inverse = used_queries(b_q, scale, NORMALIZE, DOT)
     b_k, b_power, b_norm2 = used_keys(b_k, NORMALIZE, WIDE)
     b_log, b_negative = chunk_gate(
@@ -301,10 +305,15 @@ def intra_kernel(
         b_A = dot(tl.trans(b_query), b_key, DOT)
         b_G = dot(tl.trans(b_row), b_key, DOT)
     else:
-        b_gamma, b_to_end, b_sign = unbounded_decays(b_log, b_negative, C, DOT)
-        b_A, b_G = _pairwise_products(b_q, b_k, b_log, b_sign, C)
-        b_query, b_row, b_key = b_q * b_gamma, b_k * b_gamma, b_k * b_to_end
-        b_end = at_token(b_gamma, C - 1, C)
+        b_log = b_log.to(tl.float32)
+        b_sign = signs_through(b_negative, C, DOT)
+        b_q, b_k = b_q * b_sign, b_k * b_sign  # a pair's sign is the product of both
+        b_A, b_G = _unbounded_products(b_q, b_k, b_log, C, LEVELS, DOT)
+        b_gamma = span_decay(b_log, C, False, C, DOT)
+        b_query, b_row = b_q * b_gamma, b_k * b_gamma
+        b_last = at_token(b_sign, C - 1, C)
+        b_key = b_k * span_decay(b_log, C, True, C, DOT) * b_last[:, None]
+        b_end = at_token(b_gamma, C - 1, C) * b_last
         b_start = tl.full([BK], 1.0, tl.float32)
     tl.store(p_q_forward + line * K + o_g, operand(b_query, DOT), mask=m_tile)
     tl.store(p_k_forward + line * K + o_g, operand(b_row, DOT), mask=m_tile)

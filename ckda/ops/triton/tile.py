@@ -14,22 +14,26 @@ import triton
 import triton.language as tl
 
 __all__ = [
+    "across_border",
     "alpha_gate",
     "at_token",
+    "border_decay",
     "bounded_decays",
     "chunk_place",
     "dot",
     "dot_left_split",
     "dot_split",
+    "finite_gate",
     "gate_gradient",
     "in_registers",
     "inverse_norm",
     "learning_rate",
     "log_gate",
     "operand",
+    "signs_through",
+    "span_decay",
     "sums_from",
     "token_sums",
-    "unbounded_decays",
     "widened",
 ]
 
@@ -38,6 +42,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 EPS = tl.constexpr(0.006737946999085467)  # e^-5
 # log2 of alpha = 0: any difference to it is zero after exp2, and float64 keeps the rest
 ZERO_GATE = tl.constexpr(-1.0e5)
+NO_GATE = tl.constexpr(-6.0e4)  # a log|alpha| that every dtype has, of an alpha that is zero in all of them
 # 1.5 * 2^23: a small float32 added to it is rounded to a whole number, which its last bits then hold
 ROUND = tl.constexpr(12582912.0)
 
@@ -123,6 +128,15 @@ def log_gate(b_g, b_rate, b_bias, GATE: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
+def finite_gate(b_g, GATE: tl.constexpr):
+    """g as loaded, with a finite logarithm of alpha = 0: -inf times the zeros of a product is not a number."""
+    if GATE == "none":
+        return tl.where(b_g < NO_GATE, NO_GATE, b_g.to(tl.float32)).to(b_g.dtype)
+    else:
+        return b_g
+
+
+@triton.jit
 def alpha_gate(b_g, b_rate, b_bias, GATE: tl.constexpr):
     """The signed gate alpha itself, float32, without the detour over its logarithm (ckda.ops.gate.gate_alpha)."""
     if GATE == "none":
@@ -146,7 +160,7 @@ def alpha_gate(b_g, b_rate, b_bias, GATE: tl.constexpr):
 def gate_gradient(b_dlog, b_g, b_rate, b_bias, GATE: tl.constexpr):
     """dg and the gradient of log(rate) [BK, C] from that of log|alpha| (natural), as in ckda.ops.gate.gate_backward."""
     if GATE == "none":
-        b_dg = tl.where(b_g == float("-inf"), 0.0, b_dlog)
+        b_dg = tl.where(b_g < 0.5 * NO_GATE, 0.0, b_dlog)
         b_drate = b_dg
     elif GATE == "signed":
         b_u = b_rate * (b_g + b_bias)
@@ -256,15 +270,28 @@ def dot_split(b_a, b_high, b_low, b_rest, DOT: tl.constexpr):
 
 
 @triton.jit
+def _leading(b_x, DOT: tl.constexpr):
+    """x with the digits that one product keeps: rounded to half precision, or cut to TF32's eleven."""
+    if DOT == "bf16" or DOT == "fp16":
+        return operand(b_x, DOT)
+    else:
+        return (b_x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def token_sums(b_x, b_M, DOT: tl.constexpr, EXACT: tl.constexpr):
-    """x M [D, C] for M [C, C] of 0 and +-1, DOT half precision: no scan, no reduction. x keeps 16 bits, or 24 where EXACT."""
+    """x M [D, C] for a float32 x and M [C, C] of 0 and +-1: no scan, no reduction.
+
+    In half precision x keeps 16 bits, or 24 where EXACT; with TF32 all of them.
+    """
     b_M = operand(b_M, DOT)
-    b_high = operand(b_x, DOT)
+    b_high = _leading(b_x, DOT)
     b_x -= b_high.to(tl.float32)
-    b_middle = operand(b_x, DOT)
-    b_sum = tl.dot(b_middle, b_M, tl.dot(b_high, b_M))
-    if EXACT:
-        b_sum = tl.dot(_rest(b_x, b_middle, DOT), b_M, b_sum)
+    b_middle = _leading(b_x, DOT)
+    b_sum = tl.dot(b_middle, b_M, tl.dot(b_high, b_M, input_precision="tf32"), input_precision="tf32")
+    if EXACT or b_M.dtype == tl.float32:
+        b_low = _leading(b_x - b_middle.to(tl.float32), DOT)
+        b_sum = tl.dot(b_low, b_M, b_sum, input_precision="tf32")
     return b_sum
 
 
@@ -323,9 +350,37 @@ def bounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr, WIDE: 
 
 
 @triton.jit
-def unbounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr):
-    """(gamma, Gamma / gamma, sign of gamma), [BK, C] each, from float64 logs of any size."""
-    b_sign = tl.where(sign_through(b_negative, C, DOT) < 0, -1.0, 1.0)
-    b_cum = tl.cumsum(b_log, 1)
-    b_end = (tl.sum(b_log, 1)[:, None] - b_cum).to(tl.float32)
-    return tl.exp2(b_cum.to(tl.float32)) * b_sign, tl.exp2(b_end) * b_sign * at_token(b_sign, C - 1, C)[:, None], b_sign
+def span_decay(b_log, SPAN: tl.constexpr, TO_END: tl.constexpr, C: tl.constexpr, DOT: tl.constexpr):
+    """|decay| [BK, C] within blocks of SPAN tokens: from the block's start through token i, or where TO_END from i to its end.
+
+    The exponents are sums of the logs in between and nothing else: no difference of large sums, so gates of any size lose no digit.
+    """
+    b_from, b_to = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    m_between = (b_from // SPAN == b_to // SPAN) & ((b_from > b_to) if TO_END else (b_from <= b_to))
+    return tl.exp2(token_sums(b_log, tl.where(m_between, 1.0, 0.0), DOT, False))
+
+
+@triton.jit
+def border_decay(b_log, SPAN: tl.constexpr, C: tl.constexpr, DOT: tl.constexpr):
+    """|decay| [BK, C] between token i and the border in the middle of its block of 2 * SPAN tokens.
+
+    From the border through i in the right half, from i to the border in the left half. Two of them make the decay of a pair across
+    the border. Neither is above one, so their product underflows only where the decay does.
+    """
+    b_from, b_to = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    m_right = b_to // SPAN % 2 == 1
+    m_between = (b_from // SPAN == b_to // SPAN) & (m_right == (b_from <= b_to))
+    return tl.exp2(token_sums(b_log, tl.where(m_between, 1.0, 0.0), DOT, False))
+
+
+@triton.jit
+def across_border(SPAN: tl.constexpr, C: tl.constexpr):
+    """The pairs (i, j) [C, C] across such borders: i right of one, j left of it. Spans of C/2, ..., 2, 1 give every pair i > j once."""
+    b_row, b_column = tl.arange(0, C)[:, None] // SPAN, tl.arange(0, C)[None, :] // SPAN
+    return (b_row % 2 == 1) & (b_row == b_column + 1)
+
+
+@triton.jit
+def signs_through(b_negative, C: tl.constexpr, DOT: tl.constexpr):
+    """The sign of gamma_i [BK, C], 1.0 or -1.0."""
+    return tl.where(sign_through(b_negative, C, DOT) < 0, -1.0, 1.0)
