@@ -208,7 +208,7 @@ def _unbounded_gradients(
     b_N, b_N_low = _parts(b_N + tl.trans(b_N), DOT)
     b_dA, b_dA_low = _parts(b_dA, DOT)
     for level in tl.static_range(LEVELS):
-        SPAN: tl.constexpr = C >> (level + 1)
+        SPAN = C >> (level + 1)
         b_decay = border_decay(b_log, SPAN, C, DOT)
         b_key, b_query = operand(b_k * b_decay, DOT), operand(b_q * b_decay, DOT)
         m_pairs = across_border(SPAN, C)
