@@ -36,7 +36,9 @@ triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
 from ckda.ops import triton as kernels  # noqa: E402
-from ckda.ops.triton import chunk, chunk_backward, chunk_forward, launch, recurrent, tile  # noqa: E402
+from ckda.ops.triton import chunk, launch, recurrent, tile  # noqa: E402
+from ckda.ops.triton.portable import backward as chunk_backward  # noqa: E402
+from ckda.ops.triton.portable import forward as chunk_forward  # noqa: E402
 
 in_interpreter = pytest.mark.skipif(
     torch.cuda.is_available(), reason="with a GPU the kernels are compiled, and the tests marked gpu run"

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from importlib import import_module
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 from typing import Any
 
 import pytest
@@ -61,9 +61,9 @@ def compiled() -> list[tuple[int, str, str, dict[str, int]]]:
 
 
 def test_every_kernel_compiles(compiled: list[Any]) -> None:
-    hopper_launch = import_module("ckda.ops.triton.hopper_launch")
-    names = [x.name for x in iter_modules(triton.__path__) if hopper_launch.TRIED or "hopper" not in x.name]
-    modules = [import_module(f"ckda.ops.triton.{name}") for name in names]
+    hopper = import_module("ckda.ops.triton.hopper.launch")
+    found = walk_packages(triton.__path__, "ckda.ops.triton.")
+    modules = [import_module(x.name) for x in found if hopper.TRIED or "hopper" not in x.name]
     defined = {name for module in modules for name in vars(module) if name.endswith("_kernel")}
     assert len(defined) >= 7
     assert {kernel for capability, _, kernel, _ in compiled if capability == 90} == defined
@@ -97,11 +97,12 @@ def test_another_triton_takes_the_portable_kernels() -> None:
 import sys, torch, triton
 triton.__version__ = "9.9.0"
 sys.modules["triton.experimental.gluon"] = None
-from ckda.ops.triton import chunk, compile, hopper_launch
+from ckda.ops.triton import chunk, compile
+from ckda.ops.triton.hopper import launch
 call = compile.example()
 names = {x.kernel.__name__ for x in chunk.launches(call, hopper=True)}
 assert "state_kernel" in names and not any(name.startswith("hopper") for name in names), names
-assert not hopper_launch.serves(call, chunk.plan(call))
+assert not launch.serves(call, chunk.plan(call))
 """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=120)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ckda.ops.call import Call, Gradients
-from ckda.ops.triton import hopper_launch
-from ckda.ops.triton.chunk_backward import contract_kernel, gradient_kernel, pair_kernel, reverse_kernel
-from ckda.ops.triton.chunk_forward import carry_kernel, intra_kernel, solver_kernel, state_kernel
+from ckda.ops.triton.hopper import launch as hopper_kernels
 from ckda.ops.triton.launch import Launch, aligned, assemble, contiguous, gate_arguments, power_of_two
+from ckda.ops.triton.portable.backward import contract_kernel, gradient_kernel, pair_kernel, reverse_kernel
+from ckda.ops.triton.portable.forward import carry_kernel, intra_kernel, solver_kernel, state_kernel
 
 __all__ = ["CHUNK", "Plan", "backward", "forward", "launches", "plan", "saved_like"]
 
@@ -233,8 +233,8 @@ def _G(call: Call, p: Plan, x: Saved) -> Tensor:
 
 
 def _intra(call: Call, p: Plan, x: Saved, where: _Chunks, G: Tensor) -> Launch:
-    if hopper_launch.serves(call, p):
-        return hopper_launch.intra(call, p, x, G)
+    if hopper_kernels.serves(call, p):
+        return hopper_kernels.intra(call, p, x, G)
     arguments = _chunk_arguments(call, p) | {"p_starts": where.starts, "p_ends": where.ends, "p_G": G}
     arguments["KEEP"] = _keeps_forward(call, p)
     outputs = x.arguments(*KEYS, "A", "rho", "norms", "start", "end")
@@ -272,8 +272,8 @@ def _state(
     segments: range | None = None,
 ) -> Launch:
     segments = segments or p.segments
-    if hopper_launch.serves(call, p):
-        return hopper_launch.states(call, p, x, initial, o, final, summary, segments)
+    if hopper_kernels.serves(call, p):
+        return hopper_kernels.states(call, p, x, initial, o, final, summary, segments)
     V = p.K if summary == "transition" else p.V
     BV = _value_block(p, V)
     arguments = _state_arguments(p, x, where, call, segments) | x.arguments("y", "y_low", "states")
@@ -357,7 +357,7 @@ def launches(call: Call, hopper: bool = False) -> list[Launch]:
         _pair(call, p, x, where, o, o, dv, duy, out),
         _contract(p, x, where, o, dv, x.states, out),
         _gradient(call, p, x, where, out),
-        *(hopper_launch.launches(call, p, x, o, state, out) if hopper else ()),
+        *(hopper_kernels.launches(call, p, x, o, state, out) if hopper else ()),
     ]
 
 
@@ -390,9 +390,9 @@ def _reverse(
     segments: range | None = None,
 ) -> Launch:
     segments = segments or p.segments
-    if hopper_launch.serves(call, p):
+    if hopper_kernels.serves(call, p):
         dv, dstates = outputs.get("p_dv"), outputs.get("p_dstates")
-        return hopper_launch.reverse(p, x, do, dfinal, dinitial, dv, dstates, segments)
+        return hopper_kernels.reverse(p, x, do, dfinal, dinitial, dv, dstates, segments)
     BV = _reverse_block(p)
     arguments = _state_arguments(p, x, where, call, segments) | x.arguments("y")
     arguments |= {
@@ -584,10 +584,10 @@ def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None)
         dinitial = torch.empty(p.N * p.num_segments, p.HV, p.K, p.V, dtype=torch.float32, device=do.device)
     outputs = {"p_dv": dv, "p_duy": duy, "p_dstates": dstates}
     _reverse(call, p, x, where, do, dfinal, dinitial, outputs)()
-    fused = hopper_launch.serves_gradients(call, p)
+    fused = hopper_kernels.serves_gradients(call, p)
     out = _gradient_outputs(call, p, between=not fused)
     if fused:
-        hopper_launch.gradients(call, p, x, o, do, dv, dstates, out)()
+        hopper_kernels.gradients(call, p, x, o, do, dv, dstates, out)()
     else:
         _pair(call, p, x, where, o, do, dv, duy, out)()
         _contract(p, x, where, do, dv, dstates, out)()

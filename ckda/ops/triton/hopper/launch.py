@@ -14,7 +14,10 @@ TRIED = triton.__version__.startswith("3.6.")  # Gluon changes from version to v
 if TRIED:
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    from ckda.ops.triton import hopper, hopper_gradient, hopper_intra, hopper_tile
+    from ckda.ops.triton.hopper.gradient import hopper_gradient_kernel
+    from ckda.ops.triton.hopper.intra import hopper_intra_kernel
+    from ckda.ops.triton.hopper.passes import hopper_reverse_kernel, hopper_state_kernel
+    from ckda.ops.triton.hopper.tile import tile_layout
 
 if TYPE_CHECKING:
     from ckda.ops.triton.chunk import Plan, Saved
@@ -68,7 +71,7 @@ def serves_gradients(call: Call, p: "Plan") -> bool:
 
 @cache
 def _tile_layout(rows: int, columns: int) -> Any:
-    return hopper_tile.tile_layout(rows, columns)
+    return tile_layout(rows, columns)
 
 
 def _tiles(x: Tensor, width: int, rows: int, columns: int) -> "TensorDescriptor":
@@ -103,7 +106,7 @@ def intra(call: Call, p: "Plan", x: "Saved", G: Tensor) -> Launch:
         "C": p.C,
     }
     programs = min(p.slots * p.HV, 2 * _multiprocessors(call.v.device))
-    return Launch(hopper_intra.hopper_intra_kernel, (programs,), arguments, num_warps=p.K // 16, maxnreg=80)
+    return Launch(hopper_intra_kernel, (programs,), arguments, num_warps=p.K // 16, maxnreg=80)
 
 
 def _pass_arguments(p: "Plan", x: "Saved", segments: range) -> dict[str, Any]:
@@ -153,7 +156,7 @@ def states(
         "STAGES": 3 if outputs else 2,
     }
     grid = (V // BV * p.HV * p.N * len(segments),)
-    return Launch(hopper.hopper_state_kernel, grid, arguments, num_warps=4, maxnreg=None if outputs else 128)
+    return Launch(hopper_state_kernel, grid, arguments, num_warps=4, maxnreg=None if outputs else 128)
 
 
 def reverse(
@@ -180,7 +183,7 @@ def reverse(
         "SUMMARY": dv is None,
         "STAGES": 3,
     }
-    return Launch(hopper.hopper_reverse_kernel, (p.V // BV * p.HV * p.N * len(segments),), arguments, num_warps=4)
+    return Launch(hopper_reverse_kernel, (p.V // BV * p.HV * p.N * len(segments),), arguments, num_warps=4)
 
 
 def gradients(
@@ -213,7 +216,7 @@ def gradients(
         "C": p.C,
     }
     programs = min(p.slots * p.HV, _multiprocessors(do.device))
-    return Launch(hopper_gradient.hopper_gradient_kernel, (programs,), arguments, num_warps=p.K // 16)
+    return Launch(hopper_gradient_kernel, (programs,), arguments, num_warps=p.K // 16)
 
 
 def launches(call: Call, p: "Plan", x: "Saved", o: Tensor, state: Tensor, out: dict[str, Any]) -> list[Launch]:

@@ -1,7 +1,7 @@
 """`intra_kernel` for Hopper, in Gluon: what of a chunk does not depend on the state, one chunk of a value head after the other.
 
 Two programs share a multiprocessor, each of eight warps that compute (four for heads of 64) and one that fetches q, k and g ahead.
-Formulas and names are those of ckda/ops/triton/chunk_forward.py and tile.py; sums over tokens are products, sums over a token's
+Formulas and names are those of ckda/ops/triton/portable/forward.py and tile.py; sums over tokens are products, sums over a token's
 channels are taken where its row lies within a warp.
 """
 
@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ckda.ops.triton.hopper_tile import (
+from ckda.ops.triton.hopper.tile import (
     DT,
     barriers,
     by_pairs,

@@ -6,7 +6,7 @@ the tiles ahead (tensor memory accelerator), four compute. Results leave by the 
 while others are awaited, and nothing but a tile on its way out passes through shared memory. Everything is transposed, [values,
 channels] or [values, tokens]: 64 value columns are the height of the matrix instruction.
 
-Names as in ckda/ops/triton/tile.py, pieces in hopper_tile.py; t_ is a tensor of which tiles are taken, s_ a tile in shared
+Names as in ckda/ops/triton/tile.py, pieces in hopper/tile.py; t_ is a tensor of which tiles are taken, s_ a tile in shared
 memory, [STAGES, ...] those of the next chunks too.
 """
 
@@ -20,11 +20,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ckda.ops.triton.hopper_tile import barriers, left_operand, plus, product, rest, room, rounded, times
+from ckda.ops.triton.hopper.tile import barriers, left_operand, plus, product, rest, room, rounded, times
 
 __all__ = ["hopper_reverse_kernel", "hopper_state_kernel"]
 
-BV = gl.constexpr(64)  # the value columns of one program, as in hopper_launch.py
+BV = gl.constexpr(64)  # the value columns of one program, as in launch.py
 
 
 @gluon.jit

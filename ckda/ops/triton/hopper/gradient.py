@@ -3,7 +3,7 @@
 Nothing goes to memory between them. One program a multiprocessor takes chunk after chunk, all of whose channels it holds: eight
 warps (four for heads of 64) compute, one fetches. A chunk's tiles come in two parts, what lies along the values and what lies along
 the channels, each as soon as its room is free: the values of the next chunk while the channels of this one are at work.
-Formulas and names are those of ckda/ops/triton/chunk_backward.py, layouts those of ckda/ops/triton/hopper_tile.py.
+Formulas and names are those of ckda/ops/triton/portable/backward.py, layouts those of ckda/ops/triton/hopper/tile.py.
 """
 
 from triton.experimental import gluon
@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ckda.ops.triton.hopper_tile import (
+from ckda.ops.triton.hopper.tile import (
     DT,
     by_pairs,
     by_rows,

@@ -1,6 +1,6 @@
 """The chunk form, backward: four kernels.
 
-The notation is that of ckda/ops/triton/chunk_forward.py; r = |k| v - (k * gamma) S.
+The notation is that of ckda/ops/triton/portable/forward.py; r = |k| v - (k * gamma) S.
 
 `reverse_kernel` runs over the chunks backwards, with dS the gradient of the state after the chunk:
 
@@ -23,7 +23,7 @@ learning rate and of the norm follow on the same tiles, and each gradient is wri
 import triton
 import triton.language as tl
 
-from ckda.ops.triton.chunk_forward import chunk_gate, head_gate, sequence_place, state_place
+from ckda.ops.triton.portable.forward import chunk_gate, head_gate, sequence_place, state_place
 from ckda.ops.triton.tile import (
     across_border,
     at_token,
