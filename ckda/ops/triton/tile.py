@@ -19,6 +19,7 @@ __all__ = [
     "at_token",
     "border_decay",
     "bounded_decays",
+    "chunk_decay",
     "chunk_place",
     "dot",
     "dot_left_split",
@@ -31,7 +32,6 @@ __all__ = [
     "log_gate",
     "operand",
     "signs_through",
-    "span_decay",
     "sums_from",
     "token_sums",
     "widened",
@@ -350,33 +350,33 @@ def bounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr, WIDE: 
 
 
 @triton.jit
-def span_decay(b_log, SPAN: tl.constexpr, TO_END: tl.constexpr, C: tl.constexpr, DOT: tl.constexpr):
-    """|decay| [BK, C] within blocks of SPAN tokens: from the block's start through token i, or where TO_END from i to its end.
+def chunk_decay(b_log, TO_END: tl.constexpr, C: tl.constexpr, DOT: tl.constexpr):
+    """|gamma_i| [BK, C] from the chunk's start through token i, or where TO_END |Gamma / gamma_i|.
 
     The exponents are sums of the logs in between and nothing else: no difference of large sums, so gates of any size lose no digit.
     """
     b_from, b_to = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    m_between = (b_from // SPAN == b_to // SPAN) & ((b_from > b_to) if TO_END else (b_from <= b_to))
+    m_between = (b_from > b_to) if TO_END else (b_from <= b_to)
     return tl.exp2(token_sums(b_log, tl.where(m_between, 1.0, 0.0), DOT, False))
 
 
 @triton.jit
-def border_decay(b_log, SPAN: tl.constexpr, C: tl.constexpr, DOT: tl.constexpr):
-    """|decay| [BK, C] between token i and the border in the middle of its block of 2 * SPAN tokens.
+def border_decay(b_log, shift, C: tl.constexpr, DOT: tl.constexpr):
+    """|decay| [BK, C] between token i and the border in the middle of its block, of two halves of 2^shift tokens.
 
     From the border through i in the right half, from i to the border in the left half. Two of them make the decay of a pair across
     the border. Neither is above one, so their product underflows only where the decay does.
     """
     b_from, b_to = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    m_right = b_to // SPAN % 2 == 1
-    m_between = (b_from // SPAN == b_to // SPAN) & (m_right == (b_from <= b_to))
+    m_right = (b_to >> shift) % 2 == 1
+    m_between = (b_from >> shift == b_to >> shift) & (m_right == (b_from <= b_to))
     return tl.exp2(token_sums(b_log, tl.where(m_between, 1.0, 0.0), DOT, False))
 
 
 @triton.jit
-def across_border(SPAN: tl.constexpr, C: tl.constexpr):
-    """The pairs (i, j) [C, C] across such borders: i right of one, j left of it. Spans of C/2, ..., 2, 1 give every pair i > j once."""
-    b_row, b_column = tl.arange(0, C)[:, None] // SPAN, tl.arange(0, C)[None, :] // SPAN
+def across_border(shift, C: tl.constexpr):
+    """The pairs (i, j) [C, C] across such borders, i right and j left of one: halves of 1, 2, ..., C/2 tokens give every i > j once."""
+    b_row, b_column = tl.arange(0, C)[:, None] >> shift, tl.arange(0, C)[None, :] >> shift
     return (b_row % 2 == 1) & (b_row == b_column + 1)
 
 

@@ -29,6 +29,7 @@ from ckda.ops.triton.tile import (
     at_token,
     border_decay,
     bounded_decays,
+    chunk_decay,
     chunk_place,
     dot,
     dot_left_split,
@@ -39,7 +40,6 @@ from ckda.ops.triton.tile import (
     learning_rate,
     operand,
     signs_through,
-    span_decay,
     sums_from,
     widened,
 )
@@ -196,28 +196,27 @@ def _unbounded_gradients(
     product with N + N^T. A pair counts once as a row and once as a column of the gates' gradient: both are made of the
     same rounded factors, so that they cancel in the sum over tokens.
     """
-    b_gamma = span_decay(b_log, C, False, C, DOT)
+    b_gamma = chunk_decay(b_log, False, C, DOT)
     b_dlog = b_gamma * (b_q * b_dq + b_k * b_dk)
     b_dq *= b_gamma
     b_dk *= b_gamma
-    b_dk_end *= span_decay(b_log, C, True, C, DOT) * b_last[:, None]
+    b_dk_end *= chunk_decay(b_log, True, C, DOT) * b_last[:, None]
     b_reach = b_k * b_dk_end
     b_dlog -= b_reach
     b_dk += b_dk_end
     b_N = b_D * b_rho[None, :]
     b_N, b_N_low = _parts(b_N + tl.trans(b_N), DOT)
     b_dA, b_dA_low = _parts(b_dA, DOT)
-    for level in tl.static_range(LEVELS):
-        SPAN = C >> (level + 1)
-        b_decay = border_decay(b_log, SPAN, C, DOT)
+    for shift in range(LEVELS):  # not unrolled, which would spill
+        b_decay = border_decay(b_log, shift, C, DOT)
         b_key, b_query = operand(b_k * b_decay, DOT), operand(b_q * b_decay, DOT)
-        m_pairs = across_border(SPAN, C)
+        m_pairs = across_border(shift, C)
         m_both = m_pairs | tl.trans(m_pairs)
         b_keys = _times_parts(b_key, tl.where(m_both, b_N, 0.0), tl.where(m_both, b_N_low, 0.0), SPLIT, DOT)
         b_high, b_low = tl.where(m_pairs, b_dA, 0.0), tl.where(m_pairs, b_dA_low, 0.0)
         b_row = _times_parts(b_key, tl.trans(b_high), tl.trans(b_low), SPLIT, DOT)
         b_column = _times_parts(b_query, b_high, b_low, SPLIT, DOT)
-        b_side = tl.where(tl.arange(0, C) // SPAN % 2 == 1, 1.0, -1.0)[None, :]
+        b_side = tl.where((tl.arange(0, C) >> shift) % 2 == 1, 1.0, -1.0)[None, :]
         b_dlog += b_query.to(tl.float32) * b_row - b_key.to(tl.float32) * (b_side * b_keys + b_column)
         b_dq += b_decay * b_row
         b_dk += b_decay * (b_column - b_keys)

@@ -31,6 +31,7 @@ from ckda.ops.triton.tile import (
     at_token,
     border_decay,
     bounded_decays,
+    chunk_decay,
     chunk_place,
     dot,
     dot_left_split,
@@ -42,7 +43,6 @@ from ckda.ops.triton.tile import (
     log_gate,
     operand,
     signs_through,
-    span_decay,
     widened,
 )
 
@@ -134,10 +134,10 @@ def _unbounded_products(b_q, b_k, b_log, C: tl.constexpr, LEVELS: tl.constexpr, 
     m_same = tl.arange(0, C)[:, None] == tl.arange(0, C)[None, :]
     b_A = tl.where(m_same, dot(tl.trans(b_q), b_k, DOT), 0.0)
     b_G = tl.zeros([C, C], tl.float32)
-    for level in tl.static_range(LEVELS):
-        b_decay = border_decay(b_log, C >> (level + 1), C, DOT)
+    for shift in range(LEVELS):  # not unrolled, which would spill
+        b_decay = border_decay(b_log, shift, C, DOT)
         b_key = operand(b_k * b_decay, DOT)
-        m_pairs = across_border(C >> (level + 1), C)
+        m_pairs = across_border(shift, C)
         b_A = tl.where(m_pairs, dot(tl.trans(b_q * b_decay), b_key, DOT), b_A)
         b_G = tl.where(m_pairs, dot(tl.trans(b_key), b_key, DOT), b_G)
     return b_A, b_G
@@ -309,10 +309,10 @@ def intra_kernel(
         b_sign = signs_through(b_negative, C, DOT)
         b_q, b_k = b_q * b_sign, b_k * b_sign  # a pair's sign is the product of both
         b_A, b_G = _unbounded_products(b_q, b_k, b_log, C, LEVELS, DOT)
-        b_gamma = span_decay(b_log, C, False, C, DOT)
+        b_gamma = chunk_decay(b_log, False, C, DOT)
         b_query, b_row = b_q * b_gamma, b_k * b_gamma
         b_last = at_token(b_sign, C - 1, C)
-        b_key = b_k * span_decay(b_log, C, True, C, DOT) * b_last[:, None]
+        b_key = b_k * chunk_decay(b_log, True, C, DOT) * b_last[:, None]
         b_end = at_token(b_gamma, C - 1, C) * b_last
         b_start = tl.full([BK], 1.0, tl.float32)
     tl.store(p_q_forward + line * K + o_g, operand(b_query, DOT), mask=m_tile)
