@@ -44,11 +44,17 @@ class Plan(NamedTuple):
     num_segments: int
     dtype: torch.dtype  #: of q, k and v
     work_dtype: torch.dtype  #: of what one kernel leaves for another: decayed q and k, A, y, the states
+    bounded: bool  #: whether |alpha| is at least e^-5
 
     @property
     def split(self) -> bool:
         """Whether products take half-precision operands, and what must be exact is kept in two parts, or three (the solver)."""
         return self.dtype in FAST
+
+    @property
+    def keeps_forward(self) -> bool:
+        """Whether the forward pass keeps the decays for the backward, which then needs neither the gates nor q and k."""
+        return self.split and self.bounded
 
     @property
     def segments(self) -> range:
@@ -84,6 +90,7 @@ def plan(call: Call) -> Plan:
         num_segments=-(-NC // SEGMENT) if long else 1,
         dtype=dtype,
         work_dtype=dtype if dtype in FAST else torch.float32,
+        bounded=call.gate in ("signed", "sigmoid"),
     )
 
 
@@ -126,25 +133,15 @@ def _chunk_arguments(call: Call, p: Plan, unread: tuple[str, ...] = ()) -> dict[
         "TOKENS": p.B * p.T,
         "C": p.C,
         "LEVELS": p.C.bit_length() - 1,
-        "BOUNDED": _is_bounded(call),
+        "BOUNDED": p.bounded,
         "WIDE": not p.split,
         "DOT": _dot(p.dtype),
     }
 
 
-def _keeps_forward(call: Call, p: Plan) -> bool:
-    """Whether the forward pass keeps the decays for the backward, which then needs neither the gates nor q and k."""
-    return p.split and _is_bounded(call)
-
-
 def _is_given(call: Call) -> bool:
     """Whether beta is the learning rate itself, which may be zero: its gradient then needs more than dr . y."""
     return not call.beta_range
-
-
-def _is_bounded(call: Call) -> bool:
-    """Whether |alpha| is at least e^-5."""
-    return call.gate in ("signed", "sigmoid")
 
 
 def _dot(dtype: torch.dtype) -> str:
@@ -186,7 +183,7 @@ def _empty_saved(call: Call, p: Plan) -> Saved:
 
     keys, values, square = ((p.B, p.T, p.HV, n) for n in (p.K, p.V, p.C))
     return Saved(
-        keys=empty(4 if _keeps_forward(call, p) else 3, *keys, dtype=p.work_dtype),
+        keys=empty(4 if p.keeps_forward else 3, *keys, dtype=p.work_dtype),
         squares=empty(4 if p.split else 2, *square, dtype=p.work_dtype),
         G=empty(*(square if _is_given(call) else (0,))),
         rho=empty(p.B, p.T, p.HV),
@@ -210,7 +207,7 @@ def _state_arguments(p: Plan, x: Saved, where: _Chunks, call: Call, segments: ra
     return x.arguments(*read) | {
         "p_norm2": x.norms[2],
         "SPLIT": p.split,
-        "BOUNDED": _is_bounded(call),
+        "BOUNDED": p.bounded,
         "p_cu_seqlens": contiguous(call.cu_seqlens),
         "p_first": where.first,
         "T": p.T,
@@ -236,10 +233,10 @@ def _intra(call: Call, p: Plan, x: Saved, where: _Chunks, G: Tensor) -> Launch:
     if hopper_kernels.serves(call, p):
         return hopper_kernels.intra(call, p, x, G)
     arguments = _chunk_arguments(call, p) | {"p_starts": where.starts, "p_ends": where.ends, "p_G": G}
-    arguments["KEEP"] = _keeps_forward(call, p)
+    arguments["KEEP"] = p.keeps_forward
     outputs = x.arguments(*KEYS, "A", "rho", "norms", "start", "end")
     grid = (p.slots, p.HV)
-    maxnreg = 168 if p.split and p.K <= 128 else None
+    maxnreg = 168 if p.keeps_forward and p.K <= 128 else None
     return Launch(intra_kernel, grid, arguments | outputs, num_warps=4, maxnreg=maxnreg)
 
 
@@ -510,7 +507,7 @@ def _contract(
 
 
 def _gradient(call: Call, p: Plan, x: Saved, where: _Chunks, out: dict[str, Any]) -> Launch:
-    recover = _keeps_forward(call, p)
+    recover = p.keeps_forward
     arguments = _chunk_arguments(call, p, ("q", "k", "beta") if recover else ("beta",))
     for name in ("p_beta", "BETA_RANGE"):
         del arguments[name]
@@ -524,8 +521,8 @@ def _gradient(call: Call, p: Plan, x: Saved, where: _Chunks, out: dict[str, Any]
 
 def _gradient_outputs(call: Call, p: Plan, between: bool = True) -> dict[str, Any]:
     """Where the last three kernels write, and what they leave for each other; with grouped value heads dq and dk are summed
-    over the group afterwards."""
-    key_dtype = p.dtype if p.H == p.HV else torch.float32
+    over the group afterwards, in float32."""
+    key_dtype = p.dtype if p.H == p.HV or not between else torch.float32
     keys = (p.B, p.T, p.HV, p.K)
     assert call.beta is not None
     device = call.v.device

@@ -127,7 +127,7 @@ def assemble(call: Call, out: dict[str, Any]) -> Gradients:
     """What a backward kernel wrote, as :class:`Gradients`: grouped heads and the sequences' or chunks' parts summed."""
     dq, dk, H = out["p_dq"], out["p_dk"], call.q.shape[2]
     if call.group > 1:
-        dq, dk = (x.unflatten(2, (H, -1)).sum(3).to(call.q.dtype) for x in (dq, dk))
+        dq, dk = (x.unflatten(2, (H, -1)).sum(3, dtype=torch.float32).to(call.q.dtype) for x in (dq, dk))
     dA_log = None if call.A_log is None else out["p_dlog_rate"].sum((0, 2)).to(call.A_log.dtype)
     ddt_bias = None if call.dt_bias is None else out["p_dbias"].sum(0).flatten().to(call.dt_bias.dtype)
     dinitial = None if call.initial_state is None else out["p_dinitial"].to(call.initial_state.dtype)

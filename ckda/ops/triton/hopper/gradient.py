@@ -18,8 +18,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ckda.ops.triton.hopper.tile import (
     DT,
+    across_border,
     by_pairs,
     by_rows,
+    given_signs,
     head_gate,
     left_operand,
     plus,
@@ -27,21 +29,30 @@ from ckda.ops.triton.hopper.tile import (
     rest,
     room,
     rounded,
+    span_sums,
+    store_spans,
     times,
 )
-from ckda.ops.triton.tile import gate_gradient, learning_rate
+from ckda.ops.triton.tile import finite_gate, gate_gradient, learning_rate, log_gate
 
 __all__ = ["hopper_gradient_kernel"]
 
 
 @gluon.jit
-def _sums_from(b_x, s_M, K: gl.constexpr, C: gl.constexpr):
-    """The sum of x from each token on, begun: x in three parts, by a matrix of 0 and 1."""
+def _exact_sums(b_x, s_M, K: gl.constexpr, C: gl.constexpr):
+    """x M [K, C], begun: sums of x over tokens, x in three parts, M a matrix of 0 and 1."""
     b_high = rounded(b_x)
     b_x -= b_high.to(gl.float32)
     b_middle = rounded(b_x)
     b_sum = plus(times(b_high, s_M, K, C), b_middle, s_M, K, C)
     return plus(b_sum, rest(b_x, b_middle), s_M, K, C)
+
+
+@gluon.jit
+def _to_end(b_log, s_M, K: gl.constexpr, C: gl.constexpr):
+    """|Gamma / gamma_i| [K, C]."""
+    b_high = rounded(b_log)
+    return gl.exp2(warpgroup_mma_wait(0, deps=[span_sums(b_high, rest(b_log, b_high), s_M.index(1), K, C)]))
 
 
 @gluon.jit
@@ -54,12 +65,13 @@ def _store_halves(b_x, s_high, s_low):
 
 @gluon.jit
 def _fetch(
-    t_states, t_dstates, t_do, t_dv, t_v, t_o, t_y, t_keys, t_g,
-    p_rho, p_norms, s_S, s_dS, s_values, s_channels, s_scalars, ready, free, num_chunks, TOKENS,
-    HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, C: gl.constexpr,
+    t_states, t_dstates, t_do, t_dv, t_v, t_o, t_y, t_q, t_k, t_keys, t_g,
+    p_rho, p_norms, s_S, s_dS, s_values, s_channels, s_g, s_scalars, ready, free, num_chunks, TOKENS,
+    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BOUNDED: gl.constexpr,
 ):  # fmt: skip
     """One warp that fetches the chunks of this program."""
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    GATE_BYTES: gl.constexpr = t_g.dtype.primitive_bitwidth // 8
     b_token = gl.arange(0, C, LINE) * HV
     phase = 0
     for item in range(gl.program_id(0), num_chunks * HV, gl.num_programs(0)):
@@ -85,21 +97,124 @@ def _fetch(
         async_copy.mbarrier_arrive(bar, increment_count=False)
         bar = ready.index(1)
         mbarrier.wait(free.index(1), phase ^ 1)
-        mbarrier.expect(bar, 2 * C * 5 * K)
-        tma.async_copy_global_to_shared(t_keys, [2 * TOKENS + row, i_hv * K], bar, s_channels.index(0))
-        tma.async_copy_global_to_shared(t_keys, [TOKENS + row, i_hv * K], bar, s_channels.index(1))
-        tma.async_copy_global_to_shared(t_keys, [row, i_hv * K], bar, s_channels.index(2))
-        tma.async_copy_global_to_shared(t_g, [row, i_hv * K], bar, s_channels.index(3))
-        tma.async_copy_global_to_shared(t_keys, [3 * TOKENS + row, i_hv * K], bar, s_channels.index(4))
+        if BOUNDED:
+            mbarrier.expect(bar, C * K * (8 + GATE_BYTES))
+            tma.async_copy_global_to_shared(t_keys, [2 * TOKENS + row, i_hv * K], bar, s_channels.index(0))
+            tma.async_copy_global_to_shared(t_keys, [TOKENS + row, i_hv * K], bar, s_channels.index(1))
+            tma.async_copy_global_to_shared(t_keys, [row, i_hv * K], bar, s_channels.index(2))
+            tma.async_copy_global_to_shared(t_keys, [3 * TOKENS + row, i_hv * K], bar, s_channels.index(3))
+        else:
+            i_h = i_hv // (HV // H)
+            mbarrier.expect(bar, C * K * (4 + GATE_BYTES))
+            tma.async_copy_global_to_shared(t_q, [row, i_h * K], bar, s_channels.index(0))
+            tma.async_copy_global_to_shared(t_k, [row, i_h * K], bar, s_channels.index(1))
+        tma.async_copy_global_to_shared(t_g, [row, i_hv * K], bar, s_g)
         phase ^= 1
 
 
 @gluon.jit
+def _bounded_channels(b_dq, b_dk, b_dk_end, b_through, b_rho, s_channels, s_squares, s_M, K: gl.constexpr, C: gl.constexpr):
+    """dq and dk but for the diagonal pairs, the gates' gradient (begun), what reaches the end, q and k; from decayed tiles.
+
+    b_dq, b_dk, b_dk_end are S do, - S dr, dS u.
+    """
+    P: gl.constexpr = product(K, C)
+    L: gl.constexpr = left_operand(K, C)
+    s_D, s_D_low, s_dA, s_dA_low = s_squares.index(0), s_squares.index(1), s_squares.index(2), s_squares.index(3)
+    b_kb = s_channels.index(0).permute((1, 0)).load(L)
+    b_kf = s_channels.index(1).permute((1, 0)).load(L)
+    b_qf = s_channels.index(2).permute((1, 0)).load(L)
+    b_key = gl.convert_layout(b_kb, P).to(gl.float32)
+    b_key_rho = rounded(b_key * b_rho)
+    b_row_D = times(b_key_rho, s_D.permute((1, 0)), K, C)
+    b_row_D = plus(b_row_D, b_key_rho, s_D_low.permute((1, 0)), K, C)
+    b_column = plus(times(b_kf, s_D, K, C), b_kf, s_D_low, K, C)
+    b_qf_dA = times(b_qf, s_dA, K, C)
+    b_kb_dA = times(b_kb, s_dA.permute((1, 0)), K, C)
+    b_kb_low = times(b_kb, s_dA_low.permute((1, 0)), K, C)
+    b_through += gl.sum(b_key * b_dk_end, 1)
+    b_row_D, b_column, b_qf_dA, b_kb_dA, b_kb_low = warpgroup_mma_wait(
+        0, deps=[b_row_D, b_column, b_qf_dA, b_kb_dA, b_kb_low]
+    )
+    b_dk -= b_row_D
+    b_dk_end += b_qf_dA
+    b_dq += b_kb_dA
+    b_query = gl.convert_layout(b_qf, P).to(gl.float32)
+    b_dlog = gl.convert_layout(b_kf, P).to(gl.float32) * b_dk + b_key_rho.to(gl.float32) * b_column
+    b_dlog = b_dlog - b_key * b_dk_end + b_query * b_dq
+    b_dlog = _exact_sums(b_dlog, s_M.index(0), K, C)
+    b_dk_end -= b_rho * b_column
+    b_dq += b_kb_low
+    b_forward = s_channels.index(3).permute((1, 0)).load(P).to(gl.float32)
+    b_back = 1.0 / b_forward
+    return b_dq * b_forward, b_dk * b_forward + b_dk_end * b_back, b_dlog, b_through, b_query * b_back, b_key * b_forward
+
+
+@gluon.jit
+def _unbounded_channels(
+    b_dq, b_dk, b_dk_end, b_through, b_q, b_k, b_log, b_last, s_squares, s_M,
+    K: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr,
+):  # fmt: skip
+    """The same from q and k as used (bfloat16, signs included) and the logs, border by border: `_unbounded_gradients`."""
+    b_token = gl.arange(0, C, gl.SliceLayout(0, product(K, C)))[None, :]
+    b_high = rounded(b_log)
+    b_low = rest(b_log, b_high)
+    b_gamma = span_sums(b_high, b_low, s_M.index(0), K, C)
+    b_to_end = span_sums(b_high, b_low, s_M.index(1), K, C)
+    b_gamma, b_to_end = warpgroup_mma_wait(0, deps=[b_gamma, b_to_end])
+    b_sums = span_sums(b_high, b_low, s_M.index(2), K, C)
+    b_gamma = gl.exp2(b_gamma)
+    b_dq *= b_gamma
+    b_dk *= b_gamma
+    b_dk_end *= gl.exp2(b_to_end) * b_last[:, None]
+    b_dlog = b_q.to(gl.float32) * b_dq + b_k.to(gl.float32) * (b_dk - b_dk_end)
+    b_dk += b_dk_end
+    b_through *= gl.sum(gl.where(b_token == C - 1, b_gamma, 0.0), 1) * b_last
+    b_through += gl.sum(b_k.to(gl.float32) * b_dk_end, 1)
+    for shift in range(LEVELS):
+        b_decay = gl.exp2(warpgroup_mma_wait(0, deps=[b_sums]))
+        b_query, b_key = rounded(b_q.to(gl.float32) * b_decay), rounded(b_k.to(gl.float32) * b_decay)
+        s_N, s_N_low = s_squares.index(shift * 4), s_squares.index(shift * 4 + 1)
+        s_dA, s_dA_low = s_squares.index(shift * 4 + 2), s_squares.index(shift * 4 + 3)
+        b_keys = plus(times(b_key, s_N, K, C), b_key, s_N_low, K, C)
+        b_row = times(b_key, s_dA.permute((1, 0)), K, C)
+        b_row = plus(b_row, b_key, s_dA_low.permute((1, 0)), K, C)
+        b_column = plus(times(b_query, s_dA, K, C), b_query, s_dA_low, K, C)
+        b_sums = span_sums(b_high, b_low, s_M.index(2 + gl.minimum(shift + 1, LEVELS - 1)), K, C)
+        b_keys, b_row, b_column = warpgroup_mma_wait(2, deps=[b_keys, b_row, b_column])
+        b_side = gl.where((b_token >> shift) % 2 == 1, b_keys, -b_keys)
+        b_dlog += b_query.to(gl.float32) * b_row - b_key.to(gl.float32) * (b_side + b_column)
+        b_dq += b_decay * b_row
+        b_dk += b_decay * (b_column - b_keys)
+    b_sums = warpgroup_mma_wait(0, deps=[b_sums])
+    return b_dq, b_dk, b_dlog, b_through
+
+
+@gluon.jit
+def _store_squares(b_D, b_dA, b_rho, s_squares, Q: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, BOUNDED: gl.constexpr):
+    """D and dA as operands in two parts; where not BOUNDED N + N^T, N = D rho, and dA, of each border's pairs."""
+    b_row = gl.arange(0, C, gl.SliceLayout(1, Q))[:, None]
+    b_column = gl.arange(0, C, gl.SliceLayout(0, Q))[None, :]
+    if BOUNDED:
+        _store_halves(b_D, s_squares.index(0), s_squares.index(1))
+        _store_halves(b_dA, s_squares.index(2), s_squares.index(3))
+    else:
+        b_N = b_D * b_rho
+        b_N += gl.convert_layout(gl.permute(b_N, (1, 0)), Q)
+        for shift in gl.static_range(LEVELS):
+            m_pairs = across_border(b_row, b_column, shift)
+            m_both = m_pairs | across_border(b_column, b_row, shift)
+            _store_halves(gl.where(m_both, b_N, 0.0), s_squares.index(shift * 4), s_squares.index(shift * 4 + 1))
+            _store_halves(gl.where(m_pairs, b_dA, 0.0), s_squares.index(shift * 4 + 2), s_squares.index(shift * 4 + 3))
+
+
+@gluon.jit
 def _run(
-    p_beta, p_A_log, p_dt_bias, t_dq, t_dk, t_dg, p_dbeta, p_dlog_rate, p_dbias,
-    s_S, s_dS, s_values, s_channels, s_scalars, s_out, s_D, s_D_low, s_dA, s_dA_low, s_M, s_sums, ready, free, num_chunks, scale,
-    HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, GATE: gl.constexpr,
-    HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr, NORMALIZE: gl.constexpr,
+    p_beta, p_sign, p_A_log, p_dt_bias, p_A, p_G, t_dq, t_dk, t_dg, p_dg, p_dbeta, p_dlog_rate, p_dbias,
+    s_S, s_dS, s_values, s_channels, s_g, s_scalars, s_out, s_squares, s_M, s_sums, ready, free, num_chunks, scale,
+    HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, GATE: gl.constexpr, SIGNED: gl.constexpr,
+    HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr, NORMALIZE: gl.constexpr, BETA_RANGE: gl.constexpr,
+    LEVELS: gl.constexpr, BOUNDED: gl.constexpr,
 ):  # fmt: skip
     """The warps that compute."""
     P: gl.constexpr = product(K, C)
@@ -111,8 +226,12 @@ def _run(
     by_row: gl.constexpr = gl.SliceLayout(1, R)
     b_from = gl.arange(0, C, gl.SliceLayout(1, Q))[:, None]
     b_to = gl.arange(0, C, gl.SliceLayout(0, Q))[None, :]
-    s_M.store(gl.where(b_from >= b_to, 1.0, 0.0).to(DT))
+    if BOUNDED:
+        s_M.index(0).store(gl.where(b_from >= b_to, 1.0, 0.0).to(DT))
+    else:
+        store_spans(s_M, b_from, b_to, LEVELS)
     b_channel = gl.arange(0, K, by_channel)
+    b_token = gl.arange(0, C, by_token)[None, :]
     phase = 0
     for item in range(gl.program_id(0), num_chunks * HV, gl.num_programs(0)):
         chunk, i_hv = item // HV, item % HV
@@ -138,11 +257,15 @@ def _run(
         b_dv, b_do = s_values.index(1).load(left), s_values.index(0).load(left)
         b_D = mma_v2(b_dv, b_y_low, mma_v2(b_dv, b_y, b_zero))
         b_dA = mma_v2(b_do, b_y_low, mma_v2(b_do, b_y, b_zero))
-        b_rho = s_scalars.index(phase * 4).load(gl.SliceLayout(0, Q))
+        b_rho = s_scalars.index(phase * 4).load(gl.SliceLayout(0, Q))[None, :]
         b_length = gl.sqrt(s_scalars.index(phase * 4 + 3).load(gl.SliceLayout(1, Q)))
         m_lower = b_from > b_to
-        _store_halves(gl.where(m_lower, b_D / b_length[:, None], 0.0), s_D, s_D_low)
-        _store_halves(gl.where(m_lower, b_dA * b_rho[None, :], 0.0), s_dA, s_dA_low)
+        b_D = gl.where(m_lower, b_D / b_length[:, None], 0.0)
+        if BETA_RANGE == 0:  # du . y but for the state's part, less what G has of it
+            o_A = ((chunk * C + b_from).to(gl.int64) * HV + i_hv) * C + b_to
+            b_du_y = gl.load(p_A + o_A).to(gl.float32) * b_dA - gl.load(p_G + o_A) * b_D
+            s_sums.index(3).store(gl.sum(b_du_y, 0))
+        _store_squares(b_D, gl.where(m_lower, b_dA * b_rho, 0.0), b_rho, s_squares, Q, C, LEVELS, BOUNDED)
 
         # of tokens with themselves
         b_do = s_values.index(0).load(R).to(gl.float32)
@@ -157,7 +280,8 @@ def _run(
         s_sums.index(0).store(b_diagonal * s_scalars.index(phase * 4).load(by_row))
         s_sums.index(1).store(b_q_dq)
         s_sums.index(2).store((2.0 * b_y_dv - b_v_dv) / b_norm2)
-        gl.store(p_dbeta + o_line, (b_y_dv * learning_rate(-b_beta, 1)).to(p_dbeta.dtype.element_ty))
+        if BETA_RANGE > 0:
+            gl.store(p_dbeta + o_line, (b_y_dv * learning_rate(-b_beta, 1)).to(p_dbeta.dtype.element_ty))
         fence_async_shared()
         tma.store_wait(0)
         b_dq, b_dk, b_dk_end = warpgroup_mma_wait(0, deps=[b_dq, b_dk, b_dk_end])
@@ -165,42 +289,41 @@ def _run(
         mbarrier.arrive(free.index(0), count=1)
         b_rho = s_scalars.index(phase * 4).load(by_token)[None, :]
         b_dk *= (-1.0 / gl.sqrt(s_scalars.index(phase * 4 + 3).load(by_token)))[None, :]
-        b_dk_end *= b_rho
 
         # along the channels
         mbarrier.wait(ready.index(1), phase)
-        b_kb = s_channels.index(0).permute((1, 0)).load(L)
-        b_kf = s_channels.index(1).permute((1, 0)).load(L)
-        b_qf = s_channels.index(2).permute((1, 0)).load(L)
-        b_key = gl.convert_layout(b_kb, P).to(gl.float32)
-        b_key_rho = rounded(b_key * b_rho)
-        b_row_D = times(b_key_rho, s_D.permute((1, 0)), K, C)
-        b_row_D = plus(b_row_D, b_key_rho, s_D_low.permute((1, 0)), K, C)
-        b_column = plus(times(b_kf, s_D, K, C), b_kf, s_D_low, K, C)
-        b_qf_dA = times(b_qf, s_dA, K, C)
-        b_kb_dA = times(b_kb, s_dA.permute((1, 0)), K, C)
-        b_kb_low = times(b_kb, s_dA_low.permute((1, 0)), K, C)
-        b_through += gl.sum(b_key * b_dk_end, 1)
-        b_row_D, b_column, b_qf_dA, b_kb_dA, b_kb_low = warpgroup_mma_wait(
-            0, deps=[b_row_D, b_column, b_qf_dA, b_kb_dA, b_kb_low]
-        )
-        b_dk -= b_row_D
-        b_dk_end += b_qf_dA
-        b_dq += b_kb_dA
-        b_query = gl.convert_layout(b_qf, P).to(gl.float32)
-        b_dlog = gl.convert_layout(b_kf, P).to(gl.float32) * b_dk + b_key_rho.to(gl.float32) * b_column
-        b_dlog = b_dlog - b_key * b_dk_end + b_query * b_dq
-        b_dlog = _sums_from(b_dlog, s_M, K, C)
-        b_dk_end -= b_rho * b_column
-        b_dq += b_kb_low
-
-        # queries and keys, from their decayed forms back to the raw ones
-        b_forward = s_channels.index(4).permute((1, 0)).load(P).to(gl.float32)
-        b_back = 1.0 / b_forward
-        b_q, b_k = b_query * b_back, b_key * b_forward
+        b_g = finite_gate(s_g.permute((1, 0)).load(P).to(gl.float32), GATE)
+        if BOUNDED:
+            if BETA_RANGE == 0:
+                b_reach = gl.sum(s_channels.index(0).permute((1, 0)).load(P).to(gl.float32) * b_dk_end, 0)
+            b_dq, b_dk, b_dlog, b_through, b_q, b_k = _bounded_channels(
+                b_dq, b_dk, b_dk_end * b_rho, b_through, b_rho, s_channels, s_squares, s_M, K, C
+            )
+        else:
+            b_inverse, b_power = s_scalars.index(phase * 4 + 1).load(by_token), s_scalars.index(phase * 4 + 2).load(by_token)
+            b_q = s_channels.index(0).permute((1, 0)).load(P).to(gl.float32) * (b_inverse * scale)[None, :]
+            b_k = s_channels.index(1).permute((1, 0)).load(P).to(gl.float32) * b_power[None, :]
+            b_log, b_negative = log_gate(b_g, b_rate, b_bias, GATE, False)
+            b_last = gl.full([K], 1.0, gl.float32, by_channel)
+            if SIGNED:
+                b_negative = given_signs(p_sign, chunk * C + b_token, i_hv, b_channel, HV, K)
+                b_count = times(gl.where(b_negative, 1.0, 0.0).to(DT), s_M.index(0), K, C)
+                b_count = warpgroup_mma_wait(0, deps=[b_count])
+                b_sign = gl.where(b_count.to(gl.int32) % 2 == 1, -1.0, 1.0)
+                b_q, b_k = b_q * b_sign, b_k * b_sign
+                b_last = gl.sum(gl.where(b_token == C - 1, b_sign, 0.0), 1)
+            b_q, b_k = rounded(b_q), rounded(b_k)  # as they were used
+            if BETA_RANGE == 0:
+                b_reach = gl.sum(b_k.to(gl.float32) * _to_end(b_log, s_M, K, C) * b_last[:, None] * b_dk_end, 0)
+            b_dq, b_dk, b_dlog, b_through = _unbounded_channels(
+                b_dq, b_dk, b_dk_end * b_rho, b_through, b_q, b_k, b_log, b_last, s_squares, s_M, K, C, LEVELS
+            )
+            b_own = b_dlog
+            b_dlog = _exact_sums(b_own, s_M.index(1), K, C)  # of what comes after each token
+            b_q, b_k = b_q.to(gl.float32), b_k.to(gl.float32)
         b_diagonal = s_sums.index(0).load(by_token)[None, :]
-        b_dq = b_dq * b_forward + b_diagonal * b_k
-        b_dk = b_dk * b_forward + b_dk_end * b_back + b_diagonal * b_q
+        b_dq += b_diagonal * b_k
+        b_dk += b_diagonal * b_q
         if NORMALIZE:
             unscale = gl.where(scale == 0, 0.0, 1.0 / scale)
             b_inverse = s_scalars.index(phase * 4 + 1).load(by_token) * scale
@@ -209,24 +332,38 @@ def _run(
             b_dk = (b_dk - b_k * s_sums.index(2).load(by_token)[None, :]) * b_power[None, :]
         else:
             b_dq *= scale
+        if SIGNED:
+            b_dq, b_dk = b_dq * b_sign, b_dk * b_sign
         s_out.index(0).permute((1, 0)).store(rounded(b_dq))
         s_out.index(1).permute((1, 0)).store(rounded(b_dk))
 
         # the gate
-        b_g = s_channels.index(3).permute((1, 0)).load(P).to(gl.float32)
         b_dlog = warpgroup_mma_wait(0, deps=[b_dlog]) + b_through[:, None]
+        if not BOUNDED:
+            b_dlog += b_own
         b_dg, b_dlog_rate = gate_gradient(b_dlog, b_g, b_rate, b_bias, GATE)
-        s_out.index(2).permute((1, 0)).store(rounded(b_dg))
+        if p_dg is None:
+            s_out.index(2).permute((1, 0)).store(rounded(b_dg))
+        else:
+            gl.store(p_dg + ((chunk * C + b_token).to(gl.int64) * HV + i_hv) * K + b_channel[:, None], b_dg)
         if HAS_A_LOG:
             gl.store(p_dlog_rate + gl.cast(item, gl.int64) * K + b_channel, gl.sum(b_dlog_rate, 1))
         if HAS_DT_BIAS:
             gl.store(p_dbias + gl.cast(item, gl.int64) * K + b_channel, gl.sum(b_dg, 1))
+        if BETA_RANGE == 0:  # a given beta may be zero: the longer way then
+            s_sums.index(4).store(b_reach)
+            gl.thread_barrier()
+            b_rate_used = s_scalars.index(phase * 4).load(by_row)
+            m_some = gl.abs(b_rate_used) > 1e-12
+            b_dbeta = gl.where(m_some, b_y_dv / gl.where(m_some, b_rate_used, 1.0), s_sums.index(3).load(by_row) + s_sums.index(4).load(by_row))
+            gl.store(p_dbeta + o_line, (b_dbeta / b_norm2).to(p_dbeta.dtype.element_ty))
         fence_async_shared()
         gl.thread_barrier()  # the gradients are written, the channels used up
         mbarrier.arrive(free.index(1), count=1)
         tma.async_copy_shared_to_global(t_dq, [chunk * C, i_hv * K], s_out.index(0))
         tma.async_copy_shared_to_global(t_dk, [chunk * C, i_hv * K], s_out.index(1))
-        tma.async_copy_shared_to_global(t_dg, [chunk * C, i_hv * K], s_out.index(2))
+        if p_dg is None:
+            tma.async_copy_shared_to_global(t_dg, [chunk * C, i_hv * K], s_out.index(2))
         phase ^= 1
     tma.store_wait(0)
 
@@ -240,30 +377,41 @@ def hopper_gradient_kernel(
     t_v,
     t_o,
     t_y,  # tiles [C, V] of [2 * B * T, HV * V]: y and what its rounding left
-    t_keys,  # tiles [C, K] of [4 * B * T, HV * K]: q_forward, k_forward, k_back, forward
+    t_q,  # tiles [C, K] of [B * T, H * K], where not BOUNDED
+    t_k,
+    t_keys,  # tiles [C, K] of [4 * B * T, HV * K]: q_forward, k_forward, k_back, forward; where BOUNDED
     t_g,  # tiles [C, K] of [B * T, HV * K]
+    p_A,  # [B * T, HV, C], where beta is given
+    p_G,  # float32 [B * T, HV, C], where beta is given
     p_rho,  # [B * T, HV]
     p_norms,  # [3, B * T, HV]
     p_beta,  # [B * T, HV]
+    p_sign,  # int8 [B * T, HV, K], where SIGNED
     p_A_log,
     p_dt_bias,
     t_dq,  # out, tiles [C, K] of [B * T, HV * K]
     t_dk,
-    t_dg,
+    t_dg,  # None where g is float32
+    p_dg,  # out float32 [B * T, HV, K], or None
     p_dbeta,  # out [B * T, HV]
     p_dlog_rate,  # out float32 [B * NC, HV, K], where HAS_A_LOG
     p_dbias,  # out float32 [B * NC, HV, K], where HAS_DT_BIAS
     num_chunks,  # B * NC
     TOKENS,  # B * T
     scale,
+    H: gl.constexpr,
     HV: gl.constexpr,
     K: gl.constexpr,
     V: gl.constexpr,
     C: gl.constexpr,
     GATE: gl.constexpr,
+    SIGNED: gl.constexpr,
     HAS_A_LOG: gl.constexpr,
     HAS_DT_BIAS: gl.constexpr,
     NORMALIZE: gl.constexpr,
+    BETA_RANGE: gl.constexpr,
+    LEVELS: gl.constexpr,  # log2 of C
+    BOUNDED: gl.constexpr,
 ):
     """All gradients but dv, chunk by chunk."""
     ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -275,33 +423,27 @@ def hopper_gradient_kernel(
     fence_async_shared()
     LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     s_scalars = gl.allocate_shared_memory(gl.float32, [8, C], LINE)  # rho, 1 / |q|, power, |k|^2 of two chunks
-    s_sums = gl.allocate_shared_memory(gl.float32, [3, C], LINE)
+    s_sums = gl.allocate_shared_memory(gl.float32, [5, C], LINE)
     s_S, s_dS = room(1, V, K).index(0), room(1, V, K).index(0)
-    s_values, s_channels, s_out = room(6, C, V), room(5, C, K), room(3, C, K)
-    squares = room(5, C, C)
-    s_D, s_D_low, s_dA, s_dA_low, s_M = (
-        squares.index(0),
-        squares.index(1),
-        squares.index(2),
-        squares.index(3),
-        squares.index(4),
-    )
+    s_values, s_channels, s_g = room(6, C, V), room(4 if BOUNDED else 2, C, K), room(1, C, K, t_g.dtype).index(0)
+    s_out = room(3 if p_dg is None else 2, C, K)
+    s_squares, s_M = room(4 if BOUNDED else 4 * LEVELS, C, C), room(1 if BOUNDED else 2 + LEVELS, C, C)
     gl.warp_specialize(
         [
             (
                 _run,
                 (
-                    p_beta, p_A_log, p_dt_bias, t_dq, t_dk, t_dg, p_dbeta, p_dlog_rate, p_dbias,
-                    s_S, s_dS, s_values, s_channels, s_scalars, s_out, s_D, s_D_low, s_dA, s_dA_low, s_M, s_sums, ready, free,
-                    num_chunks, scale, HV, K, V, C, GATE, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE,
+                    p_beta, p_sign, p_A_log, p_dt_bias, p_A, p_G, t_dq, t_dk, t_dg, p_dg, p_dbeta, p_dlog_rate, p_dbias,
+                    s_S, s_dS, s_values, s_channels, s_g, s_scalars, s_out, s_squares, s_M, s_sums, ready, free,
+                    num_chunks, scale, HV, K, V, C, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BOUNDED,
                 ),
             ),
             (
                 _fetch,
                 (
-                    t_states, t_dstates, t_do, t_dv, t_v, t_o, t_y, t_keys, t_g,
-                    p_rho, p_norms, s_S, s_dS, s_values, s_channels, s_scalars, ready, free, num_chunks, TOKENS,
-                    HV, K, V, C,
+                    t_states, t_dstates, t_do, t_dv, t_v, t_o, t_y, t_q, t_k, t_keys, t_g,
+                    p_rho, p_norms, s_S, s_dS, s_values, s_channels, s_g, s_scalars, ready, free, num_chunks, TOKENS,
+                    H, HV, K, V, C, BOUNDED,
                 ),
             ),
         ],

@@ -12,6 +12,7 @@ from ckda.ops.triton.launch import Launch, aligned, gate_arguments
 
 TRIED = triton.__version__.startswith("3.6.")  # Gluon changes from version to version
 if TRIED:
+    from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     from ckda.ops.triton.hopper.gradient import hopper_gradient_kernel
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["gradients", "intra", "launches", "reverse", "serves", "serves_gradients", "states"]
 
 BV = 64  # the value columns of one program
-GATE_ARGUMENTS = ("p_beta", "p_A_log", "p_dt_bias", "scale", "HV", "K", "GATE", "HAS_A_LOG", "HAS_DT_BIAS", "NORMALIZE")
+GATE_ARGUMENTS = (
+    *("p_beta", "p_sign", "p_A_log", "p_dt_bias", "scale", "H", "HV", "K", "GATE", "SIGNED", "HAS_A_LOG", "HAS_DT_BIAS"),
+    *("NORMALIZE", "BETA_RANGE"),
+)
 
 
 @cache
@@ -42,21 +46,17 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 def _fit(call: Call, p: "Plan") -> bool:
-    """Whether the kernels are made for such a call: bfloat16, bounded gates, whole chunks, heads of 64 or 128, rows of 32 bits."""
-    whole = (
-        p.split
-        and call.g.dtype == p.dtype
-        and not p.packed
-        and p.T % p.C == 0
-        and call.gate in ("signed", "sigmoid")
-        and bool(call.beta_range)
-    )
+    """Whether the kernels are made for such a call: bfloat16, whole chunks, heads of 64 or 128, rows of 32 bits.
+
+    The gradient of a given beta needs the end of the backward that is made for it.
+    """
+    whole = p.split and not p.packed and p.T % p.C == 0 and (bool(call.beta_range) or p.V <= 128)
     return whole and p.K in (64, 128) and p.V % BV == 0 and max(4 * p.B * p.T, p.slots * p.HV * p.V) < 2**31
 
 
 def _fit_gradients(call: Call, p: "Plan") -> bool:
-    """Whether the end of the backward is: no grouped heads."""
-    return p.H == p.HV and p.V <= 128 and _fit(call, p)
+    """Whether the end of the backward is: values of up to 128 channels."""
+    return p.V <= 128 and _fit(call, p)
 
 
 def serves(call: Call, p: "Plan") -> bool:
@@ -70,8 +70,8 @@ def serves_gradients(call: Call, p: "Plan") -> bool:
 
 
 @cache
-def _tile_layout(rows: int, columns: int) -> Any:
-    return tile_layout(rows, columns)
+def _tile_layout(rows: int, columns: int, dtype: torch.dtype) -> Any:
+    return tile_layout(rows, columns, gl.float32 if dtype == torch.float32 else gl.bfloat16)
 
 
 def _tiles(x: Tensor, width: int, rows: int, columns: int) -> "TensorDescriptor":
@@ -83,14 +83,14 @@ def _tiles(x: Tensor, width: int, rows: int, columns: int) -> "TensorDescriptor"
     assert x.data_ptr() % 16 == 0
     tiles = object.__new__(TensorDescriptor)
     tiles.base, tiles.shape, tiles.strides = x, [x.numel() // width, width], [width, 1]
-    tiles.block_shape, tiles.layout, tiles.padding = [rows, columns], _tile_layout(rows, columns), "zero"
+    tiles.block_shape, tiles.layout, tiles.padding = [rows, columns], _tile_layout(rows, columns, x.dtype), "zero"
     return tiles
 
 
 def intra(call: Call, p: "Plan", x: "Saved", G: Tensor) -> Launch:
     """What does not depend on the state, two programs a multiprocessor."""
     given = gate_arguments(call, ("q", "k", "g"))
-    arguments = {name: given[name] for name in (*GATE_ARGUMENTS, "H", "BETA_RANGE")} | {
+    arguments = {name: given[name] for name in GATE_ARGUMENTS} | {
         "t_q": _tiles(aligned(call.q), p.H * p.K, p.C, p.K),
         "t_k": _tiles(aligned(call.k), p.H * p.K, p.C, p.K),
         "t_g": _tiles(aligned(call.g), p.HV * p.K, p.C, p.K),
@@ -104,6 +104,8 @@ def intra(call: Call, p: "Plan", x: "Saved", G: Tensor) -> Launch:
         "num_chunks": p.slots,
         "TOKENS": p.B * p.T,
         "C": p.C,
+        "LEVELS": p.C.bit_length() - 1,
+        "BOUNDED": p.bounded,
     }
     programs = min(p.slots * p.HV, 2 * _multiprocessors(call.v.device))
     return Launch(hopper_intra_kernel, (programs,), arguments, num_warps=p.K // 16, maxnreg=80)
@@ -126,6 +128,7 @@ def _pass_arguments(p: "Plan", x: "Saved", segments: range) -> dict[str, Any]:
         "HV": p.HV,
         "K": p.K,
         "C": p.C,
+        "BOUNDED": p.bounded,
     }
 
 
@@ -200,13 +203,18 @@ def gradients(
         "t_v": _tiles(aligned(call.v), values, p.C, p.V),
         "t_o": _tiles(aligned(o), values, p.C, p.V),
         "t_y": _tiles(x.y, values, p.C, p.V),
-        "t_keys": _tiles(x.keys, keys, p.C, p.K),
+        "t_q": None if p.bounded else _tiles(aligned(call.q), p.H * p.K, p.C, p.K),
+        "t_k": None if p.bounded else _tiles(aligned(call.k), p.H * p.K, p.C, p.K),
+        "t_keys": _tiles(x.keys, keys, p.C, p.K) if p.bounded else None,
         "t_g": _tiles(aligned(call.g), keys, p.C, p.K),
+        "p_A": None if call.beta_range else x.squares,
+        "p_G": None if call.beta_range else x.G,
         "p_rho": x.rho,
         "p_norms": x.norms,
         "t_dq": _tiles(out["p_dq"], keys, p.C, p.K),
         "t_dk": _tiles(out["p_dk"], keys, p.C, p.K),
-        "t_dg": _tiles(out["p_dg"], keys, p.C, p.K),
+        "t_dg": _tiles(out["p_dg"], keys, p.C, p.K) if call.g.dtype == p.dtype else None,
+        "p_dg": None if call.g.dtype == p.dtype else out["p_dg"],
         "p_dbeta": out["p_dbeta"],
         "p_dlog_rate": out["p_dlog_rate"],
         "p_dbias": out["p_dbias"],
@@ -214,6 +222,8 @@ def gradients(
         "TOKENS": p.B * p.T,
         "V": p.V,
         "C": p.C,
+        "LEVELS": p.C.bit_length() - 1,
+        "BOUNDED": p.bounded,
     }
     programs = min(p.slots * p.HV, _multiprocessors(do.device))
     return Launch(hopper_gradient_kernel, (programs,), arguments, num_warps=p.K // 16)

@@ -1,5 +1,5 @@
 """The two passes over the chunks for Hopper, in Triton's lower-level dialect (Gluon): the sums of `state_kernel` and
-`reverse_kernel`, for whole chunks of bfloat16 with bounded gates.
+`reverse_kernel`, for whole chunks of bfloat16.
 
 Few programs run at a time here, each a long chain of small products, so what counts is how long one chunk takes. One warp fetches
 the tiles ahead (tensor memory accelerator), four compute. Results leave by the same way, products that nobody waits for run
@@ -60,8 +60,10 @@ def _fetch(
     tiles,  # of (tensor, its first row, column, tile)
     p_rho, p_norm2, p_decay, p_next, s_scalars, s_decays, ready, free, first, num, i_hv,
     HV: gl.constexpr, K: gl.constexpr, C: gl.constexpr, BYTES: gl.constexpr, STAGES: gl.constexpr, REVERSED: gl.constexpr,
+    BOUNDED: gl.constexpr,
 ):  # fmt: skip
-    """One warp that fetches the chunks in order: their tiles, rho and |k|^2 of their tokens, their decay and the next chunk's."""
+    """One warp that fetches the chunks in order: their tiles, rho and |k|^2 of their tokens, their decay, and where BOUNDED the next
+    chunk's."""
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     b_token = gl.arange(0, C, LINE) * HV + i_hv
     b_channel = gl.arange(0, K, LINE) + i_hv * K
@@ -82,9 +84,10 @@ def _fetch(
         async_copy.async_copy_global_to_shared(
             s_decays.index(slot * 2), p_decay + chunk.to(gl.int64) * (HV * K) + b_channel
         )
-        async_copy.async_copy_global_to_shared(
-            s_decays.index(slot * 2 + 1), p_next + following.to(gl.int64) * (HV * K) + b_channel
-        )
+        if BOUNDED:
+            async_copy.async_copy_global_to_shared(
+                s_decays.index(slot * 2 + 1), p_next + following.to(gl.int64) * (HV * K) + b_channel
+            )
         async_copy.mbarrier_arrive(bar, increment_count=False)
 
 
@@ -102,7 +105,7 @@ def _run_states(
     s_k_forward, s_k_back, s_q_forward, s_v, s_A, s_solver, s_solver_low, s_solver_rest,
     s_scalars, s_decays, s_S, s_y, s_y_low, s_o, ready, free, i_v, i_hv, i_n, first, num, TOKENS,
     HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, C: gl.constexpr,
-    HAS_INITIAL: gl.constexpr, STORE_FINAL: gl.constexpr, SUMMARY: gl.constexpr, STAGES: gl.constexpr,
+    HAS_INITIAL: gl.constexpr, STORE_FINAL: gl.constexpr, SUMMARY: gl.constexpr, STAGES: gl.constexpr, BOUNDED: gl.constexpr,
 ):  # fmt: skip
     """The four warps of `hopper_state_kernel` that compute."""
     OUTPUTS: gl.constexpr = SUMMARY == "none"
@@ -115,7 +118,8 @@ def _run_states(
         b_S += gl.where(b_channel[None, :] == b_value[:, None], 1.0, 0.0)
     elif HAS_INITIAL:
         b_S += gl.load(p_initial + o_state)
-    b_S *= gl.load(p_start + (first.to(gl.int64) * HV + i_hv) * K + b_channel)[None, :]
+    if BOUNDED:  # the loop carries S*
+        b_S *= gl.load(p_start + (first.to(gl.int64) * HV + i_hv) * K + b_channel)[None, :]
     for step in range(num):
         slot = step % STAGES
         row, column = (first + step) * C, i_hv * V + i_v * BV
@@ -159,7 +163,9 @@ def _run_states(
             tma.async_copy_shared_to_global(t_y, [row, column], s_y)
             tma.async_copy_shared_to_global(t_y, [TOKENS + row, column], s_y_low)
         b_end = s_decays.index(slot * 2).load(by_channel)
-        b_next = gl.where(step + 1 < num, s_decays.index(slot * 2 + 1).load(by_channel), 1.0)
+        b_next = b_end
+        if BOUNDED:
+            b_next = gl.where(step + 1 < num, s_decays.index(slot * 2 + 1).load(by_channel), 1.0)
         if OUTPUTS:
             b_Au = warpgroup_mma_wait(0, deps=[b_Au])
             s_o.permute((1, 0)).store(rounded(b_o + b_Au))
@@ -170,7 +176,10 @@ def _run_states(
         mbarrier.arrive(free.index(slot), count=1)
         if OUTPUTS:
             tma.async_copy_shared_to_global(t_o, [row, column], s_o)
-        b_S = (b_S + b_added) * b_end[None, :] * b_next[None, :]
+        if BOUNDED:
+            b_S = (b_S + b_added) * b_end[None, :] * b_next[None, :]
+        else:
+            b_S = b_S * b_end[None, :] + b_added
     if OUTPUTS:
         tma.store_wait(0)
     if STORE_FINAL:
@@ -204,6 +213,7 @@ def hopper_state_kernel(
     STORE_FINAL: gl.constexpr,
     SUMMARY: gl.constexpr,
     STAGES: gl.constexpr,
+    BOUNDED: gl.constexpr,
 ):
     """`state_kernel`: the state from chunk to chunk, and the outputs."""
     i_v, i_hv, i_n, first, num = _place(NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS, HV, V)
@@ -238,14 +248,14 @@ def hopper_state_kernel(
                     s_k_forward, s_k_back, s_q_forward, s_v, s_A, s_solver, s_solver_low, s_solver_rest,
                     s_scalars, s_decays, s_S, s_y, s_y_low, s_o,
                     ready, free, i_v, i_hv, i_n, first, num, TOKENS,
-                    HV, K, V, C, HAS_INITIAL, STORE_FINAL, SUMMARY, STAGES,
+                    HV, K, V, C, HAS_INITIAL, STORE_FINAL, SUMMARY, STAGES, BOUNDED,
                 ),
             ),
             (
                 _fetch,
                 (
                     tiles, p_rho, p_norm2, p_end, p_start, s_scalars, s_decays, ready, free, first, num, i_hv,
-                    HV, K, C, 2 * C * columns, STAGES, False,
+                    HV, K, C, 2 * C * columns, STAGES, False, BOUNDED,
                 ),
             ),
         ],
@@ -260,7 +270,7 @@ def _run_gradients(
     s_k_forward, s_k_back, s_q_forward, s_do, s_A, s_solver, s_solver_low, s_solver_rest, s_scalars, s_decays, s_dS, s_dv,
     ready, free, i_v, i_hv, i_n, first, num,
     HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, C: gl.constexpr,
-    HAS_FINAL: gl.constexpr, STORE_INITIAL: gl.constexpr, SUMMARY: gl.constexpr, STAGES: gl.constexpr,
+    HAS_FINAL: gl.constexpr, STORE_INITIAL: gl.constexpr, SUMMARY: gl.constexpr, STAGES: gl.constexpr, BOUNDED: gl.constexpr,
 ):  # fmt: skip
     """The four warps of `hopper_reverse_kernel` that compute."""
     by_token: gl.constexpr = gl.SliceLayout(0, product(BV, C))
@@ -269,7 +279,8 @@ def _run_gradients(
     b_dS = gl.zeros([BV, K], gl.float32, product(BV, K))
     if HAS_FINAL:
         b_dS += gl.load(p_dfinal + o_state)
-    b_dS *= gl.load(p_end + ((first + num - 1).to(gl.int64) * HV + i_hv) * K + b_channel)[None, :]
+    if BOUNDED:  # the loop carries Gamma / gamma_a dS
+        b_dS *= gl.load(p_end + ((first + num - 1).to(gl.int64) * HV + i_hv) * K + b_channel)[None, :]
     for step in range(num):
         slot, chunk = step % STAGES, first + num - 1 - step
         mbarrier.wait(ready.index(slot), (step // STAGES) & 1)
@@ -292,6 +303,8 @@ def _run_gradients(
         b_du = (b_Ado + b_du) * b_rho[None, :]
         b_dr = _times_solver(b_du, s_solver.index(slot), s_solver_low.index(slot), s_solver_rest.index(slot), C)
         b_added = warpgroup_mma_wait(4, deps=[b_added])
+        if not BOUNDED:
+            b_dS *= s_decays.index(slot * 2).load(by_channel)[None, :]
         b_dS += b_added
         b_dr = warpgroup_mma_wait(0, deps=[b_dr])
         s_kf = s_k_forward.index(slot)
@@ -301,14 +314,17 @@ def _run_gradients(
             s_dv.permute((1, 0)).store(rounded(b_dr * b_length[None, :]))
             fence_async_shared()
             tma.store_wait(0)
-        b_decay = s_decays.index(slot * 2).load(by_channel)
-        b_next = gl.where(step + 1 < num, s_decays.index(slot * 2 + 1).load(by_channel), 1.0)
+        if BOUNDED:
+            b_decay = s_decays.index(slot * 2).load(by_channel)
+            b_next = gl.where(step + 1 < num, s_decays.index(slot * 2 + 1).load(by_channel), 1.0)
         b_taken = warpgroup_mma_wait(0, deps=[b_taken])
         gl.thread_barrier()  # all are done with this chunk's tiles, dv is written, and dS has left
         mbarrier.arrive(free.index(slot), count=1)
         if not SUMMARY:
             tma.async_copy_shared_to_global(t_dv, [chunk * C, i_hv * V + i_v * BV], s_dv)
-        b_dS = (b_dS - b_taken) * b_decay[None, :] * b_next[None, :]
+        b_dS -= b_taken
+        if BOUNDED:
+            b_dS = b_dS * b_decay[None, :] * b_next[None, :]
     if not SUMMARY:
         tma.store_wait(0)
     if STORE_INITIAL:
@@ -341,6 +357,7 @@ def hopper_reverse_kernel(
     STORE_INITIAL: gl.constexpr,
     SUMMARY: gl.constexpr,
     STAGES: gl.constexpr,
+    BOUNDED: gl.constexpr,
 ):
     """`reverse_kernel`: the gradient of the state from chunk to chunk, backwards."""
     i_v, i_hv, i_n, first, num = _place(NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS, HV, V)
@@ -371,14 +388,14 @@ def hopper_reverse_kernel(
                     s_k_forward, s_k_back, s_q_forward, s_do, s_A, s_solver, s_solver_low, s_solver_rest,
                     s_scalars, s_decays, s_dS, s_dv,
                     ready, free, i_v, i_hv, i_n, first, num,
-                    HV, K, V, C, HAS_FINAL, STORE_INITIAL, SUMMARY, STAGES,
+                    HV, K, V, C, HAS_FINAL, STORE_INITIAL, SUMMARY, STAGES, BOUNDED,
                 ),
             ),
             (
                 _fetch,
                 (
-                    tiles, p_rho, p_norm2, p_start, p_end, s_scalars, s_decays, ready, free, first, num, i_hv,
-                    HV, K, C, 2 * C * (3 * K + 4 * C + BV), STAGES, True,
+                    tiles, p_rho, p_norm2, p_start if BOUNDED else p_end, p_end, s_scalars, s_decays, ready, free, first, num, i_hv,
+                    HV, K, C, 2 * C * (3 * K + 4 * C + BV), STAGES, True, BOUNDED,
                 ),
             ),
         ],

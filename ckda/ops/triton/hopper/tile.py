@@ -6,9 +6,11 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 __all__ = [
     "DT",
+    "across_border",
     "barriers",
     "by_pairs",
     "by_rows",
+    "given_signs",
     "head_gate",
     "left_operand",
     "plus",
@@ -16,6 +18,8 @@ __all__ = [
     "rest",
     "room",
     "rounded",
+    "span_sums",
+    "store_spans",
     "tile_layout",
     "times",
 ]
@@ -24,9 +28,9 @@ DT = gl.constexpr(gl.bfloat16)
 
 
 @gluon.constexpr_function
-def tile_layout(rows, columns):
+def tile_layout(rows, columns, dtype=gl.bfloat16):
     """A tile [rows, columns] in shared memory."""
-    return gl.NVMMASharedLayout.get_default_for([rows, columns], gl.bfloat16)
+    return gl.NVMMASharedLayout.get_default_for([rows, columns], dtype)
 
 
 @gluon.constexpr_function
@@ -82,9 +86,41 @@ def plus(b_sum, b_a, s_b, rows: gl.constexpr, columns: gl.constexpr):
 
 
 @gluon.jit
-def room(n: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr):
+def room(n: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr, dtype: gl.constexpr = DT):
     """Room for n tiles."""
-    return gl.allocate_shared_memory(DT, [n, rows, columns], tile_layout(rows, columns))
+    return gl.allocate_shared_memory(dtype, [n, rows, columns], tile_layout(rows, columns, dtype))
+
+
+@gluon.jit
+def store_spans(s_M, b_from, b_to, LEVELS: gl.constexpr):
+    """The matrices [C, C] by which logs are summed: through token i, after it, and to or from the borders of halves of 2^n tokens.
+
+    See `chunk_decay` and `border_decay` in ckda/ops/triton/tile.py.
+    """
+    s_M.index(0).store(gl.where(b_from <= b_to, 1.0, 0.0).to(DT))
+    s_M.index(1).store(gl.where(b_from > b_to, 1.0, 0.0).to(DT))
+    for shift in gl.static_range(LEVELS):
+        m_right = (b_to >> shift) % 2 == 1
+        m_between = ((b_from >> shift) == (b_to >> shift)) & (m_right == (b_from <= b_to))
+        s_M.index(2 + shift).store(gl.where(m_between, 1.0, 0.0).to(DT))
+
+
+@gluon.jit
+def across_border(b_row, b_column, shift):
+    """The pairs (i, j) across the borders of halves of 2^shift tokens."""
+    return ((b_row >> shift) % 2 == 1) & ((b_row >> shift) == (b_column >> shift) + 1)
+
+
+@gluon.jit
+def span_sums(b_high, b_low, s_M, rows: gl.constexpr, columns: gl.constexpr):
+    """(high + low) M, begun."""
+    return plus(times(b_high, s_M, rows, columns), b_low, s_M, rows, columns)
+
+
+@gluon.jit
+def given_signs(p_sign, o_token, i_hv, b_channel, HV: gl.constexpr, K: gl.constexpr):
+    """Whether alpha < 0 [K, C], of tokens whose places in [B * T] are o_token [1, C]."""
+    return gl.load(p_sign + (o_token.to(gl.int64) * HV + i_hv) * K + b_channel[:, None]) < 0
 
 
 @gluon.jit
