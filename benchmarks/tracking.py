@@ -21,10 +21,10 @@ from torch import nn
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from ckda.experiments.tracking.model import build_tracker
+from ckda.experiments.tracking.task import WordProblem
 from ckda.layers import RANGES
-from ckda.models.tracker import build_tracker
 from ckda.record import environment, write_json
-from ckda.tasks.groups import WordProblem
 from ckda.train import Ensemble, Program, Recipe
 
 LENGTHS = (4, 6, 8, 16, 32)

@@ -22,14 +22,15 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ckda.layers import ComplexKDA, parts
+from ckda.experiments.tracking.fast import mixer as fast
+from ckda.experiments.tracking.model import build_tracker
+from ckda.experiments.tracking.task import WordProblem
+from ckda.layers import parts
 from ckda.layers.gated_norm import gated_norm
-from ckda.layers.stacked_linear import stack_linear_layers
-from ckda.models.tracker import build_tracker
 from ckda.ops import registry
 from ckda.record import write_json
-from ckda.tasks.groups import WordProblem
 from ckda.train import AdamW, Ensemble, Recipe
+from ckda.train.stacked_linear import stack_linear_layers
 
 #: operations that leave more kernels than one; the sort of the embedding's gradient is an estimate
 KERNELS = {"embedding_dense_backward": 12, "baddbmm": 2, "sum_by_symbol": 2}
@@ -95,7 +96,7 @@ def ensemble_of(group: str, mixer: str, seeds: int, length: int, batch: int, wor
         if hasattr(layer, "backend"):
             layer.backend = "triton"
     if words:
-        ComplexKDA.reads_words = lambda layer, *_: layer._by_symbol()  # type: ignore[method-assign]
+        fast.serves = lambda mixer, *_: fast.is_by_symbol(mixer)
     AdamW.step = _fused_step  # type: ignore[method-assign]
     ensemble.muon.groups = [list(range(len(ensemble.muon.parameters)))]
     return ensemble

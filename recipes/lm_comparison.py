@@ -25,11 +25,11 @@ from typing import Any
 
 import torch
 
-from ckda.cli import add_common_arguments, make_folder, pick_device
+from ckda.command import add_common_arguments, make_folder, pick_device
 from ckda.lm import cli
+from ckda.lm.figures import ARM_STYLE, comparison_figure, speed_figure
 from ckda.lm.parallel import World
 from ckda.record import environment, read_json, write_json
-from ckda.report.lm import ARM_STYLE, comparison_figure, speed_figure
 
 #: arm -> seeds
 RUNS = {

@@ -7,16 +7,16 @@ from collections.abc import Callable
 
 import pytest
 
-from ckda import cli
+from ckda import cli, command
 
 
 def _verb(monkeypatch: pytest.MonkeyPatch, run: Callable[[argparse.Namespace], int | None]) -> None:
     """A verb `try` whose module is made here."""
     module = types.ModuleType("tried")
-    module.add_arguments = lambda parser: cli.add_common_arguments(parser, "runs/try")  # type: ignore[attr-defined]
-    module.run = run  # type: ignore[attr-defined]
+    module.add_arguments = lambda parser: command.add_common_arguments(parser, "runs/try")  # type: ignore[attr-defined]
+    module.run_command = run  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "tried", module)
-    monkeypatch.setitem(cli.VERBS, "try", ("tried", "demo", "one line of help"))
+    monkeypatch.setitem(cli.VERBS, "try", cli.Verb("tried", "one line of help"))
 
 
 @pytest.mark.parametrize("argv", [[], ["unknown"], ["--unknown"], ["try", "--unknown"], ["try", "--seed", "x"]])
@@ -93,13 +93,13 @@ def test_an_interrupt_exits_with_130(capsys: pytest.CaptureFixture[str], monkeyp
 
 
 def test_devices() -> None:
-    assert cli.pick_device("cpu") == "cpu"
-    assert cli.pick_device("auto") in ("cpu", "cuda", "mps")
+    assert command.pick_device("cpu") == "cpu"
+    assert command.pick_device("auto") in ("cpu", "cuda", "mps")
     import torch
 
     if not torch.cuda.is_available():
         with pytest.raises(SystemExit, match="cuda"):
-            cli.pick_device("cuda")
+            command.pick_device("cuda")
 
 
 def test_every_extra_of_a_verb_exists() -> None:
@@ -107,4 +107,7 @@ def test_every_extra_of_a_verb_exists() -> None:
     from pathlib import Path
 
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-    assert {extra for _, extra, _ in cli.VERBS.values()} <= set(project["optional-dependencies"])
+    verbs = [
+        verb for entry in cli.VERBS.values() for verb in ([entry] if isinstance(entry, cli.Verb) else entry[1].values())
+    ]
+    assert {verb.extra for verb in verbs} <= set(project["optional-dependencies"])

@@ -8,12 +8,10 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from ckda import transition
-from ckda.layers.parts import HeadNorm, ShortConvolution, autocast_dtype
+from ckda.layers.parts import HeadNorm, ShortConvolution
 from ckda.ops import complex_kda, complex_kda_step
 from ckda.ops.call import unit
 from ckda.ops.gate import beta_from_logit, beta_spread, evaluate_gate, init_A_log, init_dt_bias
-from ckda.ops.triton import HAS_TRITON, SHORT, SMALL_HEAD
-from ckda.ops.words import MOST_ROWS, complex_kda_words, rows_of
 
 __all__ = ["RANGES", "ComplexKDA", "LayerCache", "Transitions"]
 
@@ -227,45 +225,16 @@ class ComplexKDA(nn.Module):
 
     def write_out(self, o: Tensor, x: Tensor) -> Tensor:
         """From the readout o [..., HV, V] and the layer's input x [..., d] to its output [..., d]."""
-        return self._normed_out(o, None if self.g_proj is None else self.g_proj(x))
+        return self.gated_out(o, None if self.g_proj is None else self.g_proj(x))
 
-    def _normed_out(self, o: Tensor, gate: Tensor | None) -> Tensor:
+    def gated_out(self, o: Tensor, gate: Tensor | None) -> Tensor:
+        """From the readout o [..., HV, V] and the projection behind the output gate [..., HV * V] to the output [..., d]."""
         gate = None if gate is None else gate.unflatten(-1, (-1, self.head_v_dim))
         return self.o_proj(self.o_norm(o, gate).flatten(-2))
 
     def forward(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
         """x [B, T, d] -> [B, T, d]; with cu_seqlens B = 1 and sequences lie end to end."""
         return self.write_out(self.read(x, cu_seqlens), x)
-
-    def reads_words(self, tokens: Tensor, num_symbols: int) -> bool:
-        """Whether :meth:`read_words` serves tokens [B, T] of so many symbols: on a GPU, in float32, what its kernels hold."""
-        widest = max(self.head_dim, self.head_v_dim)
-        return (
-            self._by_symbol()
-            and tokens.is_cuda
-            and not torch.compiler.is_compiling()
-            and autocast_dtype(tokens.device) is None
-            and self.backend in ("auto", "triton")
-            and self.o_proj.weight.dtype == torch.float32
-            and HAS_TRITON
-            and num_symbols <= MOST_ROWS
-            and widest <= SMALL_HEAD
-            and tokens.shape[-1] <= SHORT
-        )
-
-    def _by_symbol(self) -> bool:
-        """Whether what a token gives to the recurrence is a function of its input alone, and the state begins at zero."""
-        return not self.convolutions and self.initial_state is None and self.num_heads == self.num_v_heads
-
-    def read_words(self, table: Tensor, tokens: Tensor) -> Tensor:
-        """:meth:`read` of the rows table [n, d] at tokens [B, T]: everything before the recurrence is done once a symbol."""
-        y, _ = self._project(table.unsqueeze(0), {})
-        return complex_kda_words(**{name: x.squeeze(0) for name, x in y.items()}, tokens=tokens, **self._options())
-
-    def write_out_words(self, o: Tensor, table: Tensor, tokens: Tensor) -> Tensor:
-        """:meth:`write_out` for the rows of a table."""
-        gate = None if self.g_proj is None else rows_of(self.g_proj(table), tokens)
-        return self._normed_out(o, gate)
 
     def prefill(self, x: Tensor, cache: LayerCache | None = None) -> tuple[Tensor, LayerCache]:
         """:meth:`forward` that starts from a cache (None: from the beginning) and returns the next one."""

@@ -80,9 +80,6 @@ class DeltaProduct(GatedDeltaNet):
         rest = [torch.zeros_like(y)] * (self.num_updates - 1)
         return torch.stack([*rest, y], 2).flatten(1, 2)
 
-    def _by_symbol(self) -> bool:
-        return False  # sub-steps are more tokens than symbols
-
     def _project(
         self, x: Tensor, past: dict[str, Tensor], cu_seqlens: Tensor | None = None
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:

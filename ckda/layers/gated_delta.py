@@ -145,9 +145,6 @@ class SeparateGates(ComplexKDA):
         heads = (self.num_v_heads, -1)
         return {"g": g, "erase": erase.unflatten(-1, heads), "write": write.unflatten(-1, heads)}
 
-    def _by_symbol(self) -> bool:
-        return False  # the kernels have no separate gates
-
     def _options(self) -> dict[str, Any]:
         options = super()._options()
         del options["beta_range"]

@@ -11,10 +11,10 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from ckda.cli import add_common_arguments, make_folder, pick_device
+from ckda.command import add_common_arguments, make_folder, pick_device
 from ckda.record import environment, read_json, write_bytes, write_json
 
-__all__ = ["add_arguments", "add_train", "picked", "run", "tiny_run", "tiny_tokens", "train_in"]
+__all__ = ["add_arguments", "add_train", "picked", "run_command", "tiny_run", "tiny_tokens", "train_in"]
 
 
 def picked(text: str, known: tuple[str, ...], option: str) -> list[str]:
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add(action)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     """Do one action; what the user can mend is said in one line."""
     try:
         return _ACTIONS[args.action][1](args)
@@ -252,10 +252,10 @@ def _train(args: argparse.Namespace) -> int:
 def train_in(world: Any, args: argparse.Namespace) -> tuple[int, dict[str, Any] | None]:
     """Train, resume or find complete what the arguments ask for: the exit status, and on the main rank the result."""
     from ckda.lm.data import TokenStore
+    from ckda.lm.figures import training_figure
     from ckda.lm.models import config_of, export
     from ckda.lm.train import NotFinite, Options, Trainer
     from ckda.models import ComplexKDAForCausalLM
-    from ckda.report.lm import training_figure
 
     out = make_folder(args.out) if world.main else Path(args.out)
     world.wait()
@@ -595,8 +595,8 @@ def _eval(args: argparse.Namespace) -> int:
     import torch
 
     from ckda.lm import evaluate
+    from ckda.lm.figures import tasks_figure
     from ckda.lm.models import load_model, text_tokenizer
-    from ckda.report.lm import tasks_figure
 
     device, out = pick_device(args.device), make_folder(args.out)
     if args.build:

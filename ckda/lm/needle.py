@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ckda.cli import add_common_arguments, make_folder, pick_device
+from ckda.command import add_common_arguments, make_folder, pick_device
 from ckda.lm.extras import require
 from ckda.record import environment, write_json
 
@@ -227,11 +227,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", default="auto", help="of the operator")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     """Ask, score, draw."""
     from ckda.lm.cli import picked, tiny_run
+    from ckda.lm.figures import needle_figure
     from ckda.lm.models import load_model, text_tokenizer
-    from ckda.report.lm import needle_figure
 
     device, out = pick_device(args.device), make_folder(args.out)
     if args.smoke:

@@ -21,9 +21,9 @@ import torch
 from scipy.spatial import cKDTree
 
 from ckda import complex_kda
+from ckda.groups import FiniteGroup, group
 from ckda.record import environment, write_json
 from ckda.theory.claims import Evidence, Refuted, claim
-from ckda.theory.finite_groups import FiniteGroup, group
 from ckda.theory.groups import Head, find_query, reach
 from ckda.theory.obstructions import transpositions
 from ckda.theory.verdicts import verdict

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from ckda.groups import cycle_notation, permutation
 from ckda.theory.exact import Matrix
 from ckda.theory.figures import DRAWINGS, save
-from ckda.theory.finite_groups import cycle_notation, permutation
 from ckda.theory.groups import (
     auxiliary_decoder,
     axis,

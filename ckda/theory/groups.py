@@ -24,9 +24,7 @@ from typing import Any
 import numpy as np
 import sympy
 
-from ckda.theory.claims import Evidence, Refuted, claim
-from ckda.theory.exact import Field, Matrix, field, householder_key, real_cyclotomic
-from ckda.theory.finite_groups import (
+from ckda.groups import (
     FiniteGroup,
     alternating,
     cycle_notation,
@@ -38,6 +36,8 @@ from ckda.theory.finite_groups import (
     isomorphism,
     symmetric,
 )
+from ckda.theory.claims import Evidence, Refuted, claim
+from ckda.theory.exact import Field, Matrix, field, householder_key, real_cyclotomic
 
 __all__ = [
     "Head",

@@ -17,7 +17,7 @@ from typing import Any
 
 import flint
 
-from ckda.theory.finite_groups import FiniteGroup, group
+from ckda.groups import FiniteGroup, group
 
 __all__ = ["DFA", "WFA", "GroupWords", "Machine", "Permutations", "Word", "group", "map_matrix", "regex_to_dfa"]
 

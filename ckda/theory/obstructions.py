@@ -22,10 +22,7 @@ from typing import Any, Literal
 import numpy as np
 import sympy
 
-from ckda.theory import reduction
-from ckda.theory.claims import Evidence, Refuted, claim
-from ckda.theory.exact import Matrix, Number, field
-from ckda.theory.finite_groups import (
+from ckda.groups import (
     FiniteGroup,
     cycle_notation,
     from_elements,
@@ -33,6 +30,9 @@ from ckda.theory.finite_groups import (
     hamilton,
     permutation,
 )
+from ckda.theory import reduction
+from ckda.theory.claims import Evidence, Refuted, claim
+from ckda.theory.exact import Matrix, Number, field
 from ckda.theory.groups import (
     axis,
     check_homomorphism,

@@ -23,9 +23,9 @@ from functools import reduce
 import numpy as np
 from sympy.polys.densearith import dup_rem
 
+from ckda.groups import FiniteGroup, direct_product
 from ckda.theory.claims import Evidence, Refuted, claim
 from ckda.theory.exact import Field, Matrix
-from ckda.theory.finite_groups import FiniteGroup, direct_product
 from ckda.theory.groups import Head, encoded, finite_rotation_groups, realise
 
 __all__ = ["AffineHead", "AffineTracker", "OrthogonalHead", "OrthogonalTracker", "disguise", "reduce_tracker"]

@@ -14,11 +14,11 @@ from functools import partial
 
 import numpy as np
 
+from ckda.groups import group
 from ckda.theory.claims import Evidence, Refuted, claim
 from ckda.theory.exact import field
 from ckda.theory.factor import reflection_keys
 from ckda.theory.families import FAMILIES, Family, delta_product, sfda
-from ckda.theory.finite_groups import group
 from ckda.theory.groups import cube_rotations, icosahedral_rotations, realise
 from ckda.theory.search import climb, extra_pair, unit_circle_mode
 

@@ -24,8 +24,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 import sympy
 
+from ckda.groups import FiniteGroup, Part, direct_factors, from_table, group, may_be_rotations, recognise
 from ckda.theory.claims import Evidence, Refuted, claim
-from ckda.theory.finite_groups import FiniteGroup, Part, direct_factors, from_table, group, may_be_rotations, recognise
 from ckda.theory.groups import Head, SignedHouseholder, carry, reach, realise, with_sign_coordinates
 from ckda.theory.obstructions import Obstruction, find_obstruction, frobenius, heisenberg
 

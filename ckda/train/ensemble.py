@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from ckda.layers.stacked_linear import stack_linear_layers
 from ckda.record import write_bytes
-from ckda.tasks import PenalizedTask, Task
 from ckda.train.optimizers import AdamW, Muon
 from ckda.train.recipe import Recipe
+from ckda.train.stacked_linear import stack_linear_layers
+from ckda.train.task import PenalizedTask, Task
 
 __all__ = ["Ensemble"]
 
@@ -36,8 +36,8 @@ class Ensemble:
 
     Example:
         >>> from ckda import ComplexKDA
-        >>> from ckda.models.tracker import Tracker
-        >>> from ckda.tasks.groups import WordProblem
+        >>> from ckda.experiments.tracking.model import Tracker
+        >>> from ckda.experiments.tracking.task import WordProblem
         >>> from ckda.train import Recipe
         >>> task = WordProblem.named("S3")
         >>> build = lambda: Tracker(ComplexKDA(48, 2, 4, conv_size=0, activate=()), 7, 6)

@@ -26,8 +26,8 @@ class Program:
         record: record and replay updates where the device is a GPU.
 
     Example:
-        >>> from ckda.models.tracker import build_tracker
-        >>> from ckda.tasks.groups import WordProblem
+        >>> from ckda.experiments.tracking.model import build_tracker
+        >>> from ckda.experiments.tracking.task import WordProblem
         >>> from ckda.train import Recipe
         >>> from functools import partial
         >>> task, recipe = WordProblem.named("Z2"), Recipe(steps=3, batch=4, curriculum=(4,))

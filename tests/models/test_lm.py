@@ -403,7 +403,7 @@ def test_wrong_calls_are_refused():
 
 
 def test_small_models_need_no_transformers():
-    code = "import sys, ckda.models.tracker, ckda.models.audio; print('transformers' in sys.modules)"
+    code = "import sys, ckda.experiments.tracking.model, ckda.experiments.audio.model; print('transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from ckda.cli import main
-from ckda.theory import cli, tables
+from ckda.theory import command as cli
+from ckda.theory import tables
 from ckda.theory.claims import CLAIMS, Claim, Evidence, Refuted, load_claims
 from ckda.theory.figures import DRAWINGS
 from ckda.theory.verify import check, passed, plain, select, verify

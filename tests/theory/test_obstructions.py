@@ -4,10 +4,10 @@ import doctest
 
 import pytest
 
+from ckda.groups import group, permutation
 from ckda.theory import obstructions
 from ckda.theory.claims import Refuted
 from ckda.theory.exact import field
-from ckda.theory.finite_groups import group, permutation
 from ckda.theory.groups import cube_rotations, realise
 
 CHECKS = [

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ckda.groups import from_elements, group
 from ckda.theory import verdicts
 from ckda.theory.claims import Refuted
-from ckda.theory.finite_groups import from_elements, group
 from ckda.theory.obstructions import frobenius, heisenberg
 from ckda.theory.verdicts import check_layer, verdict
 

@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import torch
 
-from ckda.models.tracker import build_tracker as build
-from ckda.tasks.groups import WordProblem, correct_products, scaled_accuracy
+from ckda.experiments.tracking.model import build_tracker as build
+from ckda.experiments.tracking.task import WordProblem, correct_products, scaled_accuracy
 from ckda.train import Ensemble, Recipe, newton_schulz, one_cycle
 from ckda.train.optimizers import AdamW
 

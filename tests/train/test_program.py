@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import torch
 
-from ckda.models.tracker import build_tracker
-from ckda.tasks.groups import WordProblem
+from ckda.experiments.tracking.model import build_tracker
+from ckda.experiments.tracking.task import WordProblem
 from ckda.train import Ensemble, Muon, Program, Recipe, TimeUp, train
 
 TASK = WordProblem.named("S3")

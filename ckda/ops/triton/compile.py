@@ -19,9 +19,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 
 from ckda.ops.call import Call
-from ckda.ops.triton import SMALL_HEAD, chunk, recurrent, words
+from ckda.ops.triton import SMALL_HEAD, chunk, recurrent
 from ckda.ops.triton.launch import Launch
-from ckda.ops.words import Options, RawTables
 
 __all__ = ["Resources", "compile_launch", "main", "resources"]
 
@@ -164,24 +163,13 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 }
 
 
-def _words_launches(call: Call) -> list[Launch]:
-    """Those of words over seven symbols, where the kernels for words serve such a call."""
-    if call.q.dtype != torch.float32 or max(call.q.shape[-1], call.v.shape[-1]) > SMALL_HEAD:
-        return []
-    R, n = 3, 7
-    tables = (x[:, :n].expand(R, n, *x.shape[2:]) for x in (call.q, call.k, call.v, call.g, call.beta) if x is not None)
-    per_head = (None if x is None else x.expand(R, -1) for x in (call.A_log, call.dt_bias))
-    options = Options(call.gate, call.beta_range, call.normalize_qk, call.scale)
-    return words.launches(RawTables(*tables, *per_head), options, torch.zeros(R, 4, 33, dtype=torch.long))
-
-
 def rows(capability: int, names: list[str]) -> Iterator[tuple[str, str, Resources]]:
     """(example, kernel, resources) of every launch."""
     for name in names:
         call = example(**EXAMPLES[name])
         small = max(call.q.shape[-1], call.v.shape[-1]) <= SMALL_HEAD
         short = recurrent.launches(call) if small else recurrent.step_launches(call)
-        for launch in chunk.launches(call, hopper=capability == 90) + short + _words_launches(call):
+        for launch in chunk.launches(call, hopper=capability == 90) + short:
             yield name, launch.kernel.__name__, resources(compile_launch(launch, capability))
 
 

@@ -1,0 +1,110 @@
+"""Runs brought together (`ckda audio --collect`), and what the repository keeps of them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ckda.cli import main
+from ckda.experiments.audio.command import COMPARED, RECIPES
+from ckda.experiments.audio.records import collect, write_compact
+
+KEPT = Path(__file__).parents[3] / "results/audio"
+
+
+def _smoke(folder, *options):
+    assert main(["audio", "--smoke", "--device", "cpu", "--json", "--out", str(folder), *options]) == 0
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
+    _smoke(one, "--arm", "ckda,gru")
+    _smoke(two, "--recipe", "plain,turns-tail", "--seed", "1", "--seeds", "2")
+    return one, two
+
+
+def test_runs_of_several_folders_become_one_result(folders, tmp_path, capsys):
+    command = ["audio", "--collect", *map(str, folders), "--trained-at", "abc", "--out"]
+    assert main([*command, str(tmp_path / "all")]) == 0
+    assert "none: no finished run of it was found" in capsys.readouterr().out
+    for name in ("audio.json", "table.md", "continuation.png", "beyond.png", "runs/ckda+turns-tail.json"):
+        assert (tmp_path / "all" / name).stat().st_size > 0, name
+    result = json.loads((tmp_path / "all/audio.json").read_text())
+    assert list(result["runs"]) == ["ckda", "gru", "ckda+turns-tail"]
+    assert result["absent"]["deltaproduct2"] == {"snr": None, "reason": "no finished run of it was found"}
+    ckda = result["runs"]["ckda"]
+    assert ckda["seeds"] == [0, 1, 2]
+    assert [part["seeds"] for part in ckda["parts"]] == [[0], [1, 2]]
+    parts = [json.loads((folder / "runs/ckda.json").read_text())["snr"]["40"] for folder in folders]
+    assert ckda["snr"]["40"] == parts[0] + parts[1]
+    assert ckda["snr"]["40"][ckda["shown"]] == max(ckda["snr"]["40"])
+    # what was collected can be collected again, and is the same
+    again = ["audio", "--collect", str(tmp_path / "all"), "--out", str(tmp_path / "again")]
+    assert main(again) == 0
+    for name in ("audio.json", "table.md", "runs/ckda.json", "runs/gru.json"):
+        assert (tmp_path / "all" / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
+
+
+def test_what_cannot_be_brought_together_is_refused(folders, tmp_path):
+    with pytest.raises(SystemExit, match=r"--collect: no audio.json in"):
+        main(["audio", "--collect", str(tmp_path), "--out", str(tmp_path)])
+    (tmp_path / "runs").mkdir()
+    record = json.loads((folders[0] / "runs/ckda.json").read_text())
+    record["key"]["recipe"]["steps"] = 9
+    (tmp_path / "runs/ckda.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match="records of ckda were trained by different protocols"):
+        collect([folders[0], tmp_path], COMPARED, tuple(RECIPES))
+    record["key"]["task"]["frames"] = "another"
+    (tmp_path / "runs/ckda.json").write_text("{}")
+    (tmp_path / "runs/kda.json").write_text(json.dumps(record | {"arm": "kda"}))
+    with pytest.raises(ValueError, match="different loops"):
+        collect([folders[0], tmp_path], COMPARED, tuple(RECIPES))
+
+
+def test_compact_json_is_the_same_json(tmp_path):
+    value = {"a": [[1, 2.5], [None, 3]], "b": "a [list, in] words", "c": {"d": []}}
+    assert json.loads(write_compact(tmp_path / "x.json", value).read_text()) == value
+    value["b"] = "words"
+    assert "[1, 2.5]" in write_compact(tmp_path / "x.json", value).read_text()
+
+
+# What the repository keeps --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def kept():
+    return collect([KEPT], COMPARED, tuple(RECIPES))["runs"]
+
+
+def test_kept_results_have_the_papers_ordering(kept):
+    """The ordering of fig:waveform_continuation holds in what is stored, and CKDA's seed 0 is no worse."""
+    assert [kept["ckda"]["snr"][n][0] >= v for n, v in (("40", 45.6), ("136", 42.2), ("264", 38.1))] == [True] * 3
+    for arm in ("kda", "kda-beta2", "kda-signed"):
+        assert max(kept[arm]["snr"]["136"]) < 10, arm
+    assert max(kept["transformer"]["snr"]["264"]) < 5
+    plain = {name: max(run["snr"]["264"]) for name, run in kept.items() if run["recipe_name"] == "plain"}
+    assert max(plain, key=plain.__getitem__) == "gru"
+
+
+def test_kept_results_hold_three_seeds_and_say_where_from(kept):
+    for name, run in kept.items():
+        assert len(run["seeds"]) >= 3, name
+        for part in run.get("parts", [run]):
+            assert part["environment"]["commit"], name
+            assert "H200" in part["environment"]["device"], name
+
+
+def test_the_kept_model_keeps_time_by_its_complex_modes(tmp_path, capsys):
+    """The stored CKDA of seed 0, looked at anew: what results/audio/inspect says."""
+    assert (
+        main(["inspect", "audio", str(KEPT / "runs/ckda.pt"), "--length", "72", "--out", str(tmp_path), "--json"]) == 0
+    )
+    seen = json.loads(capsys.readouterr().out)
+    stored = json.loads((KEPT / "inspect/ckda.seed0.inspect.json").read_text())
+    assert seen["told_apart"] == stored["told_apart"] == 32
+    for now, then in zip(seen["heads"], stored["heads"], strict=True):
+        assert now["turns"] == pytest.approx(then["turns"], abs=1e-3)
+    assert seen["ablation"]["ratio"] > 10_000
+    assert seen["half_a_loop_older"]["pairs"]["half_a_loop_away"] > 0.99
+    assert seen["half_a_loop_older"]["real"]["right"] > 0.99
