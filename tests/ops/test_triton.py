@@ -657,6 +657,13 @@ ON_GPU = {"H": 2, "K": 64, "V": 64, "A_log": True, "dt_bias": True, "dtype": tor
         {"T": 320, "normalize_qk": False, "A_log": False, "dt_bias": False},
         {"T": 320, "V": 192},
         {"T": 32, "B": 1, "H": 1},
+        {"T": 320, "gate": "softplus"},
+        {"T": 320, "gate": "softplus", "K": 128, "V": 128, "HV": 4, "gate_dtype": torch.float32},
+        {"T": 320, "gate": None},
+        {"T": 320, "gate": None, "K": 128, "V": 128, "sign": False, "beta_range": None, "normalize_qk": False},
+        {"T": 320, "gate": None, "K": 128, "V": 64, "beta_range": None},
+        {"T": 320, "K": 128, "V": 128, "beta_range": None, "gate_dtype": torch.float32},
+        {"T": 320, "gate": None, "V": 192, "beta_range": None},
     ],
     ids=str,
 )
