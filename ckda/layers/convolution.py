@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from ckda.ops.custom import other_derivative
+from ckda.ops.call import other_derivative
 from ckda.ops.triton import HAS_TRITON
 
 __all__ = ["has_kernel", "position_in_sequence", "short_convolution", "torch_backward", "torch_forward"]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ckda.ops.custom import other_derivative
+from ckda.ops.call import other_derivative
 from ckda.ops.triton import HAS_TRITON
 
 __all__ = ["gated_norm", "torch_backward", "torch_forward", "torch_gated_norm"]

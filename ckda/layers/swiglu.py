@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from ckda.ops.custom import other_derivative
+from ckda.ops.call import other_derivative
 from ckda.ops.triton import HAS_TRITON
 
 __all__ = ["swiglu", "torch_backward"]

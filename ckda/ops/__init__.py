@@ -1,68 +1,16 @@
-"""The operator: one front door, several backends that must agree (ckda/ops/registry.py lists them)."""
+"""The operator: one front door, several backends that must agree (ckda/ops/dispatch.py lists them and chooses)."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ckda.ops import custom, triton
+from ckda.ops import custom
 from ckda.ops.call import Call
-from ckda.ops.registry import BACKENDS, Choice, choose
+from ckda.ops.dispatch import BACKENDS, Choice, choose, choose_step
 from ckda.ops.validate import check_call, check_values
 
 __all__ = ["BACKENDS", "complex_kda", "complex_kda_step", "validate", "which_backend"]
-
-
-def _call(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor | None,
-    *,
-    sign: Tensor | None = None,
-    gate: str | None = None,
-    A_log: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    beta_range: int | None = None,
-    erase: Tensor | None = None,
-    write: Tensor | None = None,
-    normalize_qk: bool = False,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: Tensor | None = None,
-) -> Call:
-    call = Call(
-        q=q,
-        k=k,
-        v=v,
-        g=g,
-        beta=beta,
-        sign=sign,
-        A_log=A_log,
-        dt_bias=dt_bias,
-        erase=erase,
-        write=write,
-        initial_state=initial_state,
-        cu_seqlens=cu_seqlens,
-        gate=gate,
-        beta_range=beta_range,
-        normalize_qk=normalize_qk,
-        scale=_scale(scale, q),
-        output_final_state=output_final_state,
-    )
-    check_call(call)
-    return call
-
-
-def _scale(scale: float | None, q: Tensor) -> float:
-    if scale is None:
-        width = q.shape[-1] if isinstance(q, Tensor) and q.dim() else 0
-        return width**-0.5 if width else 1.0
-    if isinstance(scale, bool) or not isinstance(scale, int | float):
-        raise ValueError(f"scale is {scale!r}; it must be a number, or None for K ** -0.5")
-    return float(scale)
 
 
 def complex_kda(
@@ -104,7 +52,8 @@ def complex_kda(
         scale: None is K ** -0.5; multiplies o only, never the state.
         initial_state: [N, HV, K, V], N the batch or the number of packed sequences.
         cu_seqlens: int32/int64 [N + 1], 0 ... T non-decreasing: packed sequences, B == 1; empty members are legal.
-        backend: "auto" or a name of :data:`BACKENDS`; :func:`which_backend` says what "auto" takes and why.
+        backend: "auto" | "reference" | "chunked" | "triton" | "fla", or a form of the Triton kernels by name, "triton-hopper" |
+            "triton-portable" | "triton-recurrent". :func:`which_backend` says what runs, and why.
 
     Returns:
         o [B, T, HV, V] in v's dtype, and the final state [N, HV, K, V] (float64 if the inputs are, else float32) or None.
@@ -119,47 +68,32 @@ def complex_kda(
         >>> torch.allclose(state[0, 0], torch.eye(2), atol=1e-6)  # four quarter turns
         True
     """
-    call = _call(
-        q,
-        k,
-        v,
-        g,
-        beta,
-        sign=sign,
-        gate=gate,
-        A_log=A_log,
-        dt_bias=dt_bias,
-        beta_range=beta_range,
-        erase=erase,
-        write=write,
-        normalize_qk=normalize_qk,
-        scale=scale,
-        initial_state=initial_state,
-        output_final_state=output_final_state,
-        cu_seqlens=cu_seqlens,
-    )
+    call = Call(**locals())
+    check_call(call)
     if q.device.type == "cpu" and not torch.compiler.is_compiling() and not _mapped(call):
         check_values(call)
-    chosen = choose(backend, call).backend
-    with custom.full_precision(q.device):
-        o, state = chosen.forward(call) if chosen.backward is None else custom.apply(call, chosen.name)
+    o, state = custom.apply(call, choose(call).backend)
     return o, state if output_final_state else None
 
 
 def _mapped(call: Call) -> bool:
     """Whether vmap is at work, so that values cannot be read."""
-    return any(isinstance(x, Tensor) and torch._C._functorch.is_batchedtensor(x) for x in call)
+    return any(x is not None and torch._C._functorch.is_batchedtensor(x) for x in call.tensors)
 
 
-def which_backend(*args: Any, backend: str = "auto", **options: Any) -> Choice:
-    """What :func:`complex_kda` with these arguments would run, and why.
+def which_backend(*args: Any, step: bool = False, **options: Any) -> Choice:
+    """What :func:`complex_kda` with these arguments would run, and why; with step=True, what :func:`complex_kda_step` would.
 
     Example:
         >>> x = torch.zeros(1, 8, 2, 4)
-        >>> which_backend(x, x, x, x, x[..., 0]).backend.name
-        'chunked'
+        >>> print(which_backend(x, x, x, x, x[..., 0], backend="reference"))
+        reference: named by the caller
     """
-    return choose(backend, _call(*args, **options))
+    if step:
+        return choose_step(_one_token(*args, **options))
+    call = Call(*args, **options)
+    check_call(call)
+    return choose(call)
 
 
 def validate(*args: Any, **options: Any) -> None:
@@ -171,42 +105,23 @@ def validate(*args: Any, **options: Any) -> None:
         Traceback (most recent call last):
         ValueError: cu_seqlens is [0, 9, 8]; it must be non-decreasing
     """
-    options.pop("backend", None)
-    check_values(_call(*args, **options))
+    call = Call(*args, **options)
+    check_call(call)
+    check_values(call)
 
 
-def complex_kda_step(
+def _one_token(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     g: Tensor,
     beta: Tensor | None,
     state: Tensor,
-    *,
-    sign: Tensor | None = None,
-    erase: Tensor | None = None,
-    write: Tensor | None = None,
     inplace: bool = False,
     **options: Any,
-) -> tuple[Tensor, Tensor]:
-    """One token of :func:`complex_kda`, for decoding.
-
-    Args:
-        q, k: [B, H, K]. v: [B, HV, V]. g: [B, HV, K]. beta: [B, HV]. sign, erase, write: without the time axis too.
-        state: [B, HV, K, V].
-        inplace: write the next state into `state` (no gradients then).
-        options: gate, A_log, dt_bias, beta_range, normalize_qk, scale, as in :func:`complex_kda`.
-
-    Returns:
-        o [B, HV, V] in v's dtype, and the next state.
-
-    Example:
-        >>> x, state = torch.randn(1, 2, 4), torch.zeros(1, 2, 4, 4)
-        >>> o, state = complex_kda_step(x, x, x, -x.abs(), x[..., 0], state)
-        >>> o.shape, state.shape
-        (torch.Size([1, 2, 4]), torch.Size([1, 2, 4, 4]))
-    """
-    for name in ("initial_state", "output_final_state", "cu_seqlens", "backend"):
+) -> Call:
+    """The arguments of :func:`complex_kda_step` as a call of one token, checked."""
+    for name in ("initial_state", "output_final_state", "cu_seqlens"):
         if name in options:
             raise ValueError(
                 f"{name} is given to complex_kda_step; it must not be: one token goes from `state` to the next"
@@ -219,28 +134,46 @@ def complex_kda_step(
     if inplace and torch.is_grad_enabled() and state.requires_grad:
         raise ValueError("state requires a gradient; it must not with inplace=True")
 
-    def at_time(x: Tensor | None) -> Any:
+    def at_time(x: Any) -> Any:
         return x.unsqueeze(1) if isinstance(x, Tensor) else x
 
-    call = _call(
-        at_time(q),
-        at_time(k),
-        at_time(v),
-        at_time(g),
-        at_time(beta),
-        sign=at_time(sign),
-        erase=at_time(erase),
-        write=at_time(write),
-        initial_state=state,
-        output_final_state=True,
-        **options,
-    )
-    differentiated = custom.needs_gradient(call) or custom.other_derivative()
-    if q.device.type == "cuda" and not differentiated and triton.refuses(call) is None:
-        o, following = triton.step(call, inplace)
-        return o.squeeze(1), following
+    options |= {name: at_time(options[name]) for name in ("sign", "erase", "write") if name in options}
+    options |= {"initial_state": state, "output_final_state": True}
+    call = Call(*map(at_time, (q, k, v, g, beta)), **options)
+    check_call(call)
+    return call
+
+
+def complex_kda_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor | None,
+    state: Tensor,
+    *,
+    inplace: bool = False,
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
+    """One token of :func:`complex_kda`, for decoding.
+
+    Args:
+        q, k: [B, H, K]. v: [B, HV, V]. g: [B, HV, K]. beta: [B, HV].
+        state: [B, HV, K, V].
+        inplace: write the next state into `state` (no gradients then).
+        options: sign, erase and write, without the time axis too; gate, A_log, dt_bias, beta_range, normalize_qk and scale as
+            in :func:`complex_kda`; backend: "auto", "triton" (the kernel of "triton-recurrent") or "reference".
+
+    Returns:
+        o [B, HV, V] in v's dtype, and the next state.
+
+    Example:
+        >>> x, state = torch.randn(1, 2, 4), torch.zeros(1, 2, 4, 4)
+        >>> o, state = complex_kda_step(x, x, x, -x.abs(), x[..., 0], state)
+        >>> o.shape, state.shape
+        (torch.Size([1, 2, 4]), torch.Size([1, 2, 4, 4]))
+    """
+    call = _one_token(q, k, v, g, beta, state, inplace, **options)
     with custom.full_precision(q.device):
-        o, following = BACKENDS["reference"].forward(call)
-    if inplace:
-        following = state.copy_(following.detach())
+        o, following = choose_step(call).backend.forward(call, inplace)
     return o.squeeze(1), following

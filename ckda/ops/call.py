@@ -8,32 +8,63 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ckda.ops.gate import beta_from_logit, gate_alpha, gate_backward, sigmoid
 
-__all__ = ["Call", "Gradients", "Norms", "Prepared", "Raw", "prepare", "prepare_backward", "unit"]
+__all__ = [
+    "Call",
+    "Gradients",
+    "Norms",
+    "Prepared",
+    "Raw",
+    "other_derivative",
+    "prepare",
+    "prepare_backward",
+    "unit",
+    "wide_dtype",
+]
 
 
 class Call(NamedTuple):
-    """The arguments of :func:`ckda.complex_kda`, checked; tensors as the user gave them, options resolved."""
+    """The arguments of :func:`ckda.complex_kda` by the same names, with the same defaults, tensors before options.
+
+    The schema of the custom op is read off these fields, so this and the signature of the function are where they are listed.
+    """
 
     q: Tensor  #: [B, T, H, K]
     k: Tensor  #: [B, T, H, K]
     v: Tensor  #: [B, T, HV, V]
     g: Tensor  #: [B, T, HV, K]
     beta: Tensor | None  #: [B, T, HV]
-    sign: Tensor | None  #: int8 [B, T, HV, K]
-    A_log: Tensor | None  #: [HV]
-    dt_bias: Tensor | None  #: [HV * K]
-    erase: Tensor | None  #: [B, T, HV, K]
-    write: Tensor | None  #: [B, T, HV, V]
-    initial_state: Tensor | None  #: [N, HV, K, V]
-    cu_seqlens: Tensor | None  #: [N + 1]
-    gate: str | None
-    beta_range: int | None
-    normalize_qk: bool
-    scale: float
-    output_final_state: bool
+    sign: Tensor | None = None  #: int8 [B, T, HV, K]
+    A_log: Tensor | None = None  #: [HV]
+    dt_bias: Tensor | None = None  #: [HV * K]
+    erase: Tensor | None = None  #: [B, T, HV, K]
+    write: Tensor | None = None  #: [B, T, HV, V]
+    initial_state: Tensor | None = None  #: [N, HV, K, V]
+    cu_seqlens: Tensor | None = None  #: [N + 1]
+    gate: str | None = None
+    beta_range: int | None = None
+    normalize_qk: bool = False
+    scale: float | None = None
+    output_final_state: bool = False
+    backend: str = "auto"  #: as asked for; once chosen, what runs the call
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """The fields that are tensors or None: all before `gate`."""
+        return self[: self._fields.index("gate")]  # type: ignore[return-value]
+
+    @property
+    def needs_gradient(self) -> bool:
+        """Whether autograd will want the gradient of any argument."""
+        return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in self.tensors)
+
+    @property
+    def q_scale(self) -> float:
+        """What queries are multiplied by: `scale`, or K ** -0.5."""
+        return self.q.shape[-1] ** -0.5 if self.scale is None else float(self.scale)
 
     @property
     def group(self) -> int:
@@ -58,6 +89,20 @@ class Call(NamedTuple):
     def start_state(self) -> Tensor:
         """[N, HV, K, V] the initial state in the state's dtype, zeros where none is given."""
         return self.zero_state() if self.initial_state is None else self.initial_state.to(self.state_dtype)
+
+
+def other_derivative() -> bool:
+    """Whether a derivative is being taken that a node with its own backward does not have: in forward mode, or by torch.func.
+
+    Example:
+        >>> torch.func.grad(lambda x: x * other_derivative())(torch.tensor(2.0)), other_derivative()
+        (tensor(1.), False)
+    """
+    if torch.compiler.is_compiling():
+        return False
+    transforms = torch._C._functorch.get_interpreter_stack() or ()
+    only_vmap = all(x.key() == torch._C._functorch.TransformType.Vmap for x in transforms)
+    return forward_ad._current_level >= 0 or not only_vmap
 
 
 class Raw(NamedTuple):
@@ -157,11 +202,11 @@ def _beta(call: Call, raw: Raw) -> Tensor:
 
 def prepare(call: Call, raw: Raw) -> tuple[Prepared, Norms | None]:
     """Norm, gate, learning rate and scale; differentiable."""
-    q, k, norms = raw.q * call.scale, raw.k, None
+    q, k, norms = raw.q * call.q_scale, raw.k, None
     norm2 = torch.ones((), dtype=wide_dtype(k.device), device=k.device).expand(*raw.v.shape[:-1], 1)
     if call.normalize_qk:
         norms = Norms(_inverse_norm(raw.q), _inverse_norm(raw.k))
-        q, k = raw.q * (norms.q * call.scale), raw.k * norms.k
+        q, k = raw.q * (norms.q * call.q_scale), raw.k * norms.k
         norm2 = _expand_heads(_norm2(k), call.group)
     q, k = _expand_heads(q, call.group), _expand_heads(k, call.group)
     if raw.erase is not None and raw.write is not None:
@@ -203,10 +248,10 @@ def prepare_backward(
     dq, dk = _sum_groups(dx.q, call.group), _sum_groups(dk, call.group)
     if norms is not None:
         first = slice(None, None, call.group)
-        dq = _norm_backward(dq, x.q[:, first], norms.q, call.scale)
+        dq = _norm_backward(dq, x.q[:, first], norms.q, call.q_scale)
         dk = _norm_backward(dk, x.k[:, first], norms.k)
     else:
-        dq = dq.mul_(call.scale)
+        dq = dq.mul_(call.q_scale)
     dg, dA_log, ddt_bias = dx.alpha, None, None
     if call.gate is not None:
         dg, dA_log, ddt_bias = gate_backward(call.gate, dg, raw.g, call.A_log, call.dt_bias, head_axis=-3)

@@ -4,25 +4,29 @@ Plain tensors outside torch.compile, vmap and dispatch modes take the same funct
 whose bookkeeping costs the host some 0.3 ms a call.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ckda.ops.call import Call, Gradients
-from ckda.ops.registry import BACKENDS, Backend
+from ckda.ops.call import Call, Gradients, other_derivative
+from ckda.ops.dispatch import BACKENDS, Backend
 
-__all__ = ["apply", "full_precision", "needs_gradient", "other_derivative"]
+__all__ = ["apply", "full_precision"]
 
+
+def _in_schema(kind: Any) -> str:
+    """A field's type as torch spells it: `Tensor | None` is Tensor?."""
+    names = [x.__name__ for x in (get_args(kind) or (kind,)) if x is not NoneType]
+    return names[0] + "?" * (len(get_args(kind)) == 2)
+
+
+_SCHEMA = ", ".join(f"{_in_schema(kind)} {name}" for name, kind in get_type_hints(Call).items())
 _TENSORS = Call._fields[: Call._fields.index("gate")]
-_SCHEMA = (
-    "Tensor q, Tensor k, Tensor v, Tensor g, Tensor? beta, Tensor? sign, Tensor? A_log, Tensor? dt_bias, "
-    "Tensor? erase, Tensor? write, Tensor? initial_state, Tensor? cu_seqlens, str? gate, int? beta_range, "
-    "bool normalize_qk, float scale, bool output_final_state, str backend"
-)
 
 
 #: asked once: torch.compile cannot trace the question
@@ -36,20 +40,15 @@ def full_precision(device: torch.device) -> AbstractContextManager:
     return nullcontext()
 
 
-def _split_arguments(arguments: tuple) -> tuple[Call, Backend]:
-    *call, backend = arguments
-    return Call(*call), BACKENDS[backend]
-
-
 def _empty_state(call: Call) -> Tensor:
     return call.v.new_empty(0, dtype=call.state_dtype)
 
 
 def _forward(*arguments: Any) -> list[Tensor]:
     """[o, state or empty, *saved]."""
-    *rest, save = arguments
-    call, backend = _split_arguments(tuple(rest))
-    o, state, saved = backend.forward(call)
+    *fields, save = arguments
+    call = Call(*fields)
+    o, state, saved = BACKENDS[call.backend].forward(call)
     return [o, state if call.output_final_state else _empty_state(call), *(saved if save else ())]
 
 
@@ -60,23 +59,25 @@ _forward_op = torch.library.custom_op(
 
 @_forward_op.register_fake
 def _forward_fake(*arguments: Any) -> list[Tensor]:
-    *rest, save = arguments
-    call, backend = _split_arguments(tuple(rest))
-    assert backend.saved_like is not None
+    *fields, save = arguments
+    call = Call(*fields)
+    saved_like = BACKENDS[call.backend].saved_like
+    assert saved_like is not None
     state = call.zero_state() if call.output_final_state else _empty_state(call)
     return [
         torch.empty_like(call.v, memory_format=torch.contiguous_format),
         state,
-        *(backend.saved_like(call) if save else ()),
+        *(saved_like(call) if save else ()),
     ]
 
 
 def _backward(do: Tensor, dstate: Tensor | None, saved: list[Tensor], *arguments: Any) -> list[Tensor]:
     """The gradients that are not None, in the order of :class:`Gradients`."""
-    call, backend = _split_arguments(arguments)
-    assert backend.backward is not None
+    call = Call(*arguments)
+    backward = BACKENDS[call.backend].backward
+    assert backward is not None
     with full_precision(do.device):
-        return [grad for grad in backend.backward(call, saved, do, dstate) if grad is not None]
+        return [grad for grad in backward(call, saved, do, dstate) if grad is not None]
 
 
 _backward_op = torch.library.custom_op(
@@ -94,7 +95,7 @@ def _differentiable(call: Call) -> list[str]:
 
 @_backward_op.register_fake
 def _backward_fake(do: Tensor, dstate: Tensor | None, saved: list[Tensor], *arguments: Any) -> list[Tensor]:
-    call, _ = _split_arguments(arguments)
+    call = Call(*arguments)
     return [
         torch.empty_like(getattr(call, name), memory_format=torch.contiguous_format) for name in _differentiable(call)
     ]
@@ -114,23 +115,23 @@ torch.library.register_autograd("ckda::complex_kda_backward", _refuse_second_der
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
-    *arguments, _ = inputs
-    num = len(_TENSORS)
+    *fields, _ = inputs
+    call, num = Call(*fields), len(_TENSORS)
     ctx.set_materialize_grads(False)
-    _, backend = _split_arguments(tuple(arguments))
-    ctx.save_for_backward(*arguments[:num], *output[2:], *(output[:1] if backend.reads_output else ()))
-    ctx.options = arguments[num:]
+    read_again = output[:1] if BACKENDS[call.backend].reads_output else ()
+    ctx.save_for_backward(*call.tensors, *output[2:], *read_again)
+    ctx.options = call[num:]
 
 
 def _autograd(ctx: Any, grads: Sequence[Tensor | None], run: Callable = torch.ops.ckda.complex_kda_backward) -> tuple:
     num = len(_TENSORS)
     kept = ctx.saved_tensors  # read once: gradient checkpointing allows no second time
     tensors, saved = kept[:num], list(kept[num:])
-    call, _ = _split_arguments((*tensors, *ctx.options))
+    call = Call(*tensors, *ctx.options)
     do, dstate = grads[0], grads[1]
     if do is None:
         do = torch.zeros_like(call.v)
-    results = run(do.contiguous(), dstate, saved, *tensors, *ctx.options)
+    results = run(do.contiguous(), dstate, saved, *call)
     by_name = dict(zip(_differentiable(call), results, strict=True))
     return *(by_name.get(name) for name in _TENSORS), *(None for _ in ctx.options), None
 
@@ -145,7 +146,7 @@ def _vmap(info: Any, in_dims: tuple, *arguments: Any) -> tuple[list[Tensor], lis
     folded = {}
     for name, x, dim in zip(_TENSORS, rest[:num], in_dims[:num], strict=True):
         folded[name] = None if x is None else _fold(name, x, dim, R)
-    outputs = torch.ops.ckda.complex_kda(*folded.values(), *rest[num:], needs_gradient(rest))
+    outputs = torch.ops.ckda.complex_kda(*folded.values(), *rest[num:], Call(*rest).needs_gradient)
     o, state = outputs[0].unflatten(2, (R, -1)), outputs[1]
     state_dim = None
     if state.numel():
@@ -166,25 +167,6 @@ def _fold(name: str, x: Tensor, dim: int | None, R: int) -> Tensor:
 torch.library.register_vmap("ckda::complex_kda", _vmap)
 
 
-def needs_gradient(arguments: Iterable[Any]) -> bool:
-    """Whether autograd will want the gradient of any of these."""
-    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arguments)
-
-
-def other_derivative() -> bool:
-    """Whether a derivative is being taken that a node with its own backward does not have: in forward mode, or by torch.func.
-
-    Example:
-        >>> torch.func.grad(lambda x: x * other_derivative())(torch.tensor(2.0)), other_derivative()
-        (tensor(1.), False)
-    """
-    if torch.compiler.is_compiling():
-        return False
-    transforms = torch._C._functorch.get_interpreter_stack() or ()
-    only_vmap = all(x.key() == torch._C._functorch.TransformType.Vmap for x in transforms)
-    return forward_ad._current_level >= 0 or not only_vmap
-
-
 def _is_tracked(x: Tensor) -> bool:
     """Whether x carries a tangent, or is an argument of torch.func.grad or jvp."""
     while torch._C._functorch.is_functorch_wrapped_tensor(x):
@@ -195,7 +177,7 @@ def _is_tracked(x: Tensor) -> bool:
 
 
 def _refuse_other_derivatives(call: Call) -> None:
-    if other_derivative() and any(isinstance(x, Tensor) and _is_tracked(x) for x in call):
+    if other_derivative() and any(_is_tracked(x) for x in call.tensors if x is not None):
         raise NotImplementedError(
             "complex_kda has no derivative in forward mode or by torch.func in this backend; backend='reference' has both"
         )
@@ -223,18 +205,22 @@ def _is_plain(call: Call) -> bool:
         and not call.q.is_meta
         and torch._C._functorch.peek_interpreter_stack() is None
         and torch._C._len_torch_dispatch_stack() == 0
-        and all(type(x) in (Tensor, torch.nn.Parameter) for x in call[: len(_TENSORS)] if x is not None)
+        and all(type(x) in (Tensor, torch.nn.Parameter) for x in call.tensors if x is not None)
     )
 
 
-def apply(call: Call, backend: str) -> tuple[Tensor, Tensor]:
-    """o and the final state (empty unless asked for), by a backend that has its own backward."""
-    _refuse_other_derivatives(call)
-    needed = needs_gradient(call)
-    if not _is_plain(call):
-        outputs = torch.ops.ckda.complex_kda(*call, backend, needed)
-    elif needed:
-        outputs = _Direct.apply(*call, backend, True)
-    else:
-        outputs = _forward(*call, backend, False)
+def apply(call: Call, backend: Backend) -> tuple[Tensor, Tensor]:
+    """o and the final state (which may be empty unless asked for), by the backend that was chosen."""
+    call = call._replace(backend=backend.name)
+    with full_precision(call.q.device):
+        if backend.backward is None:
+            return backend.forward(call)
+        _refuse_other_derivatives(call)
+        needed = call.needs_gradient
+        if not _is_plain(call):
+            outputs = torch.ops.ckda.complex_kda(*call, needed)
+        elif needed:
+            outputs = _Direct.apply(*call, True)
+        else:
+            outputs = _forward(*call, False)
     return outputs[0], outputs[1]

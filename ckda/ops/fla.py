@@ -74,7 +74,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
         v=call.v.contiguous(),
         g=gate.log.float().contiguous(),
         beta=beta.contiguous(),
-        scale=call.scale,
+        scale=call.q_scale,
         initial_state=call.start_state().contiguous(),
         output_final_state=True,
         cu_seqlens=None if call.cu_seqlens is None else call.cu_seqlens.long(),

@@ -8,7 +8,7 @@ from torch import Tensor
 from ckda import transition
 from ckda.ops.call import Call, Prepared, Raw, prepare
 
-__all__ = ["forward"]
+__all__ = ["forward", "step"]
 
 
 def _heads_first(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -47,3 +47,12 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
         outputs += o
         states.append(S)
     return torch.stack(outputs, 1).to(call.v.dtype), torch.cat(states)
+
+
+def step(call: Call, inplace: bool) -> tuple[Tensor, Tensor]:
+    """One token from `call.initial_state`: o [B, 1, HV, V] and the next state, in the same memory if `inplace`."""
+    o, following = forward(call)
+    if inplace:
+        assert call.initial_state is not None
+        following = call.initial_state.copy_(following.detach())
+    return o, following

@@ -27,11 +27,10 @@ def _check_shape(name: str, x: Tensor, axes: str, shape: Sequence[int]) -> None:
 def _check_main(call: Call) -> None:
     """q, k and v: ranks, widths, head counts; the other arguments are measured by them."""
     required = ("q", "k", "v", "g")
-    for name in call._fields[: call._fields.index("gate")]:
-        x = getattr(call, name)
+    for name, x in zip(call._fields, call.tensors, strict=False):
         if not isinstance(x, Tensor) and (x is not None or name in required):
             _fail(name, type(x).__name__, "a tensor" if name in required else "a tensor or None")
-        if name in required and x.dim() != 4:
+        if name in required and x is not None and x.dim() != 4:
             _fail(f"the rank of {name}", f"{x.dim()} (shape {list(x.shape)})", "4: [B, T, heads, width]")
     B, T, H, K = call.q.shape
     if min(call.q.shape) < 1:
@@ -71,6 +70,8 @@ def _check_options(call: Call) -> None:
         _fail("gate", repr(call.gate), f"None or one of {', '.join(map(repr, GATES))}")
     if call.beta_range is not None and (type(call.beta_range) is not int or call.beta_range not in (1, 2)):
         _fail("beta_range", repr(call.beta_range), "None, 1 or 2")
+    if call.scale is not None and (isinstance(call.scale, bool) or not isinstance(call.scale, int | float)):
+        _fail("scale", repr(call.scale), "a number, or None for K ** -0.5")
     for name in ("normalize_qk", "output_final_state"):
         if not isinstance(getattr(call, name), bool):
             _fail(name, repr(getattr(call, name)), "True or False")
@@ -108,8 +109,7 @@ def _check_dtypes(call: Call) -> None:
 
 
 def _check_devices(call: Call) -> None:
-    for name in ("k", "v", "g", "beta", "sign", "A_log", "dt_bias", "erase", "write", "initial_state", "cu_seqlens"):
-        x = getattr(call, name)
+    for name, x in zip(call._fields, call.tensors, strict=False):
         if x is not None and x.device != call.q.device:
             _fail(f"the device of {name}", x.device, f"that of q, {call.q.device}")
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from ckda import complex_kda
+from ckda.ops.call import Call
 from ckda.ops.fla import absorb_signs, refuses
 from tests.ops.common import assert_close, make_call
 
@@ -23,6 +24,4 @@ def test_absorbed_signs_give_the_same_outputs(bounds: list[int] | None) -> None:
 
 
 def test_what_fla_cannot_serve_has_a_reason() -> None:
-    from ckda.ops import _call
-
-    assert "CUDA" in str(refuses(_call(**make_call())))
+    assert "CUDA" in str(refuses(Call(**make_call())))

@@ -1,6 +1,7 @@
 """The front door: every refusal, what "auto" takes, one node under torch.compile, vmap, derivatives, dtypes and layouts."""
 
 from collections.abc import Callable
+from inspect import Parameter, signature
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.func import vmap
 
 from ckda import complex_kda, complex_kda_step
 from ckda.ops import BACKENDS, validate, which_backend
+from ckda.ops.call import Call as OpCall
 from tests.ops.common import DIFFERENTIABLE, Call, assert_close, make_call, run
 
 BOTH = [name for name in BACKENDS if name in ("reference", "chunked")]
@@ -181,6 +183,7 @@ STEP_BAD: dict[str, tuple[dict[str, Any], str]] = {
     "cu_seqlens": ({"cu_seqlens": torch.tensor([0, 1])}, "cu_seqlens"),
     "initial_state": ({"initial_state": ones(B, HV, K, V)}, "initial_state"),
     "output_final_state": ({"output_final_state": True}, "output_final_state"),
+    "backend": ({"backend": "chunked"}, "backend is 'chunked'; it must be 'auto' or one of"),
     "q rank": ({"q": ones(B, 1, H, K)}, "rank of q"),
     "state rank": ({"state": ones(HV, K, V)}, "rank of state"),
     "state shape": ({"state": ones(B, HV, V, K)}, "state"),
@@ -206,9 +209,18 @@ def test_which_backend_says_what_and_why() -> None:
     assert choice.reason
     named = which_backend(**_call(), backend="reference")
     assert named.backend is BACKENDS["reference"]
-    assert "named" in named.reason
+    assert str(named) == "reference: named by the caller"
     with pytest.raises(ValueError, match=r"fla.*CUDA"):
         which_backend(**_call(), backend="fla")
+
+
+def test_the_arguments_are_listed_alike() -> None:
+    """The function's signature and :class:`ckda.ops.call.Call`: the same names with the same defaults."""
+    listed = {name: x.default for name, x in signature(complex_kda).parameters.items()}
+    assert {name: x for name, x in listed.items() if x is not Parameter.empty} == OpCall._field_defaults
+    assert set(listed) == set(OpCall._fields)
+    assert all(isinstance(x, Tensor) or x is None for x in OpCall(**_call()).tensors)
+    assert OpCall._fields[len(OpCall(**_call()).tensors)] == "gate"
 
 
 def test_auto_runs_what_which_backend_says() -> None:
@@ -476,8 +488,6 @@ def test_step_refuses_what_is_no_tensor_or_no_option() -> None:
         complex_kda_step(x, x, x, x, 2.0, state)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="state is None"):
         complex_kda_step(x, x, x, x, x[..., 0], None)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="backend is given"):
-        complex_kda_step(x, x, x, x, x[..., 0], state, backend="chunked")
     with pytest.raises(ValueError, match="scale is 'x'"):
         complex_kda_step(x, x, x, x, x[..., 0], state, scale="x")
 

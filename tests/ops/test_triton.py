@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from ckda import complex_kda, complex_kda_step
-from ckda.ops import _call, which_backend
+from ckda.ops import which_backend
+from ckda.ops.call import Call as OpCall
 from tests.ops.common import (
     Call,
     Comparison,
@@ -36,7 +37,7 @@ triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
 from ckda.ops import triton as kernels  # noqa: E402
-from ckda.ops.triton import chunk, launch, recurrent, tile  # noqa: E402
+from ckda.ops.triton import chunk, hopper, launch, plan, recurrent, tile  # noqa: E402
 from ckda.ops.triton.portable import backward as chunk_backward  # noqa: E402
 from ckda.ops.triton.portable import forward as chunk_forward  # noqa: E402
 
@@ -167,7 +168,7 @@ def test_half_precision_operands(K: int, V: int, gate: str | None, monkeypatch: 
     Over half a chunk mild gates stay within the range of float16.
     """
     _use("chunk", monkeypatch)
-    monkeypatch.setitem(chunk.FAST, torch.float16, "fp16")
+    monkeypatch.setitem(plan.FAST, torch.float16, "fp16")
     settings = {"B": 1, "T": 37, "H": 1, "K": K, "V": V, "initial": True, "dtype": torch.float16}
     calls = [make_call(**settings, gate=gate, seed=seed) for seed in range(2 if gate else 1)]
     check_kernels([compare(_mild(call), "triton") for call in calls])
@@ -182,7 +183,7 @@ def _rounded(b_x, DOT: tl.constexpr):
 
 def _round_operands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the path of bfloat16 for float32 inputs."""
-    monkeypatch.setitem(chunk.FAST, torch.float32, "bf16")
+    monkeypatch.setitem(plan.FAST, torch.float32, "bf16")
     for module in (tile, chunk_forward, chunk_backward):
         monkeypatch.setattr(module, "operand", _rounded)
 
@@ -247,9 +248,9 @@ def test_segments(gate: str | None, segment: int, T: int, monkeypatch: pytest.Mo
         make_call(B=2 if T == 70 else 1, T=T, H=1, K=6, V=5, gate=gate, dtype=torch.float32, initial=True), 8.0
     )
     whole = run(call, "triton")
-    monkeypatch.setattr(chunk, "SPLIT_FROM", 2)
-    monkeypatch.setattr(chunk, "SEGMENT", segment)
-    assert chunk.plan(_call(**call)).num_segments == -(-T // (32 * segment))
+    monkeypatch.setattr(plan, "SPLIT_FROM", 2)
+    monkeypatch.setattr(plan, "SEGMENT", segment)
+    assert plan.plan(OpCall(**call)).num_segments == -(-T // (32 * segment))
     split = compare(call, "triton")
     assert split.results["state"].is_contiguous()  # as its fake is
     assert_close(split.results, whole, 2e-5)
@@ -262,8 +263,8 @@ def test_segments(gate: str | None, segment: int, T: int, monkeypatch: pytest.Mo
 def test_autocast_leaves_the_segments_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward and backward, where states are carried between segments."""
     _use("chunk", monkeypatch)
-    monkeypatch.setattr(chunk, "SPLIT_FROM", 2)
-    monkeypatch.setattr(chunk, "SEGMENT", 1)
+    monkeypatch.setattr(plan, "SPLIT_FROM", 2)
+    monkeypatch.setattr(plan, "SEGMENT", 1)
     call = make_call(B=1, T=70, H=1, K=6, V=5, dtype=torch.float32, initial=True)
     plain = run(call, "triton")
     with torch.autocast("cpu", torch.bfloat16):
@@ -273,23 +274,21 @@ def test_autocast_leaves_the_segments_alone(monkeypatch: pytest.MonkeyPatch) -> 
 @in_interpreter
 def test_segments_without_initial_state_or_gradient_of_the_final_one(monkeypatch: pytest.MonkeyPatch) -> None:
     _use("chunk", monkeypatch)
-    monkeypatch.setattr(chunk, "SPLIT_FROM", 2)
-    monkeypatch.setattr(chunk, "SEGMENT", 1)
+    monkeypatch.setattr(plan, "SPLIT_FROM", 2)
+    monkeypatch.setattr(plan, "SEGMENT", 1)
     call = _mild(make_call(B=1, T=70, H=1, K=6, V=5, dtype=torch.float32), 8.0)
     check_kernels([compare(call, "triton", "o")], rule=False)
 
 
 @in_interpreter
-@pytest.mark.parametrize(("form", "T", "K", "V"), [("chunk", 33, 8, 5), ("chunk", 5, 70, 40), ("recurrent", 5, 8, 5)])
+@pytest.mark.parametrize(
+    ("form", "T", "K", "V"), [("portable", 33, 8, 5), ("portable", 5, 70, 40), ("recurrent", 5, 8, 5)]
+)
 @pytest.mark.parametrize("gate", ["signed", None])
-def test_what_is_saved_has_the_announced_shapes(
-    gate: str | None, form: str, T: int, K: int, V: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_saved_has_the_announced_shapes(gate: str | None, form: str, T: int, K: int, V: int) -> None:
     """torch.compile and the meta device see `saved_like` in place of what the forward pass saves."""
-    _use(form, monkeypatch)
-    if form == "recurrent":
-        assert kernels.is_short(_call(**make_call(B=1, T=T, K=K, V=V)))
-    call = _call(**make_call(B=1, T=T, H=1, K=K, V=V, gate=gate, dtype=torch.float16), output_final_state=True)
+    arguments = make_call(B=1, T=T, H=1, K=K, V=V, gate=gate, dtype=torch.float16)
+    call = OpCall(**arguments, output_final_state=True, backend=f"triton-{form}")
     saved, announced = kernels.forward(call)[2], kernels.saved_like(call)
     assert [(x.shape, x.dtype, x.stride()) for x in saved] == [(x.shape, x.dtype, x.stride()) for x in announced]
 
@@ -329,7 +328,7 @@ def test_the_future_does_not_leak(form: str, gate: str | None, times: tuple, mon
     dtype = torch.float32
     if form == "half":
         dtype = torch.float16
-        monkeypatch.setitem(chunk.FAST, dtype, "fp16")
+        monkeypatch.setitem(plan.FAST, dtype, "fp16")
     call = _mild(make_call(B=1, T=times[-1] + 1, H=1, K=6, V=5, gate=gate, dtype=dtype, initial=True), 3.0)
     before = run(call, "triton", gradients=False)["o"]
     for t in times:
@@ -483,7 +482,7 @@ def test_a_repeated_transition_in_half_precision(form: str, T: int, monkeypatch:
     """
     _use("recurrent" if form == "recurrent" else "chunk", monkeypatch)
     if form == "half":
-        monkeypatch.setitem(chunk.FAST, torch.float16, "fp16")
+        monkeypatch.setitem(plan.FAST, torch.float16, "fp16")
     settings = {"B": 1, "T": T, "H": 1, "K": 16, "V": 5, "beta_range": None, "initial": True, "dtype": torch.float16}
     draws = [compare(_reflections(make_call(**settings), signs="equal"), "triton")]
     if form == "half":
@@ -498,7 +497,7 @@ def test_a_repeated_transition_in_half_precision(form: str, T: int, monkeypatch:
 def _token(call: Call, t: int) -> Any:
     """One token of a call, as the operator's own data."""
     per_token = ("q", "k", "v", "g", "beta", "sign")
-    return _call(
+    return OpCall(
         **{n: x[:, t : t + 1] if n in per_token and isinstance(x, Tensor) else x for n, x in call.items()},
         output_final_state=True,
     )
@@ -547,7 +546,7 @@ def test_the_backward_pass_reads_q_and_k_only_where_it_must() -> None:
     x = torch.empty(1, 40, 2, 16, device="meta")
     for dtype, gate in ((torch.bfloat16, "signed"), (torch.bfloat16, "softplus"), (torch.float32, "signed")):
         y = x.to(dtype)
-        *_, last = chunk.launches(_call(y, y, y, y, y[..., 0], gate=gate, beta_range=2, normalize_qk=True))
+        *_, last = chunk.launches(OpCall(y, y, y, y, y[..., 0], gate=gate, beta_range=2, normalize_qk=True))
         read = last.arguments["p_q"] is not None and last.arguments["p_k"] is not None
         assert read != (dtype == torch.bfloat16 and gate == "signed")
 
@@ -557,7 +556,7 @@ def test_the_backward_pass_reads_q_and_k_only_where_it_must() -> None:
 
 def test_what_the_kernels_cannot_serve_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
-        assert kernels.refuses(_call(**make_call(dtype=torch.float32))) is None
+        assert kernels.refuses(OpCall(**make_call(dtype=torch.float32))) is None
     assert "float64" in str(_why(make_call()))
     assert "erase" in str(_why(make_call(dtype=torch.float32, separate=True)))
     monkeypatch.setattr(kernels, "_interpreted", lambda: False)
@@ -576,21 +575,78 @@ def test_auto_never_takes_the_interpreter() -> None:
     assert which_backend(**make_call(dtype=torch.float32)).backend.name == "chunked"
 
 
+def _form(**settings: Any) -> str:
+    return kernels.choose_form(OpCall(**make_call(dtype=torch.bfloat16, **settings)))[0]
+
+
 def test_the_form_depends_on_length_and_width_alone() -> None:
-    forms = set()
+    short, small = kernels.SHORT, kernels.SMALL_HEAD
     for B, H in ((1, 1), (64, 1), (2, 16)):
-        call = _call(**make_call(B=B, T=kernels.SHORT, H=H, K=kernels.SMALL_HEAD, V=kernels.SMALL_HEAD))
-        longer = _call(**make_call(B=B, T=kernels.SHORT + 1, H=H, K=4, V=4))
-        wider = _call(**make_call(B=B, T=8, H=H, K=4, V=kernels.SMALL_HEAD + 1))
-        forms.add((kernels.is_short(call), kernels.is_short(longer), kernels.is_short(wider)))
-    assert forms == {(True, False, False)}
+        assert _form(B=B, T=short, H=H, K=small, V=small) == "triton-recurrent"
+        assert _form(B=B, T=short + 1, H=H, K=4, V=4) == "triton-portable"
+        assert _form(B=B, T=8, H=H, K=4, V=small + 1) == "triton-portable"
+
+
+def test_when_the_kernels_for_hopper_serve_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on such a GPU: never by batch or heads, and every other call has a reason that stands in the choice."""
+    monkeypatch.setattr(hopper, "_device_refuses", lambda device: None)
+    fit: dict[str, Any] = {"T": 64, "K": 64, "V": 128}
+    for B, H, HV in ((1, 1, 1), (64, 1, 2), (2, 16, 16)):
+        assert _form(**fit, B=B, H=H, HV=HV) == "triton-hopper"
+    others: dict[str, dict[str, Any]] = {
+        "T must be a multiple of 32, and is 65": {"T": 65},
+        "K = 96": {"K": 96},
+        "V = 100": {"V": 100},
+        "bounded": {"gate": "softplus"},
+        "logit": {"beta_range": None},
+        "packed": {"cu_seqlens": [0, 64]},
+        "bfloat16": {"gate_dtype": torch.float32},
+    }
+    for words, changes in others.items():
+        call = OpCall(**make_call(**({"B": 1, "dtype": torch.bfloat16} | fit | changes)))
+        form, reason = kernels.choose_form(call)
+        assert form == "triton-portable"
+        assert words in reason
+        assert words in str(hopper.refuses(call))
+
+
+@in_interpreter
+def test_a_form_by_name_runs_or_says_why_not() -> None:
+    call = make_call(B=1, T=5, dtype=torch.float32)
+    assert which_backend(**call, backend="triton").backend.name == "triton-recurrent"
+    found = {form: run(call, f"triton-{form}") for form in ("recurrent", "portable")}
+    assert_same_bits(run(call, "triton"), found["recurrent"])
+    assert_close(found["portable"], found["recurrent"], 2e-5)
+    assert not torch.equal(found["portable"]["o"], found["recurrent"]["o"])
+    with pytest.raises(ValueError, match=r"'triton-hopper' cannot serve this call: .*capability 9"):
+        complex_kda(**call, backend="triton-hopper")
+    with pytest.raises(ValueError, match=r"'triton-recurrent' cannot serve this call: .* 33"):
+        complex_kda(**make_call(B=1, T=5, K=33, dtype=torch.float32), backend="triton-recurrent")
+
+
+@in_interpreter
+def test_the_step_is_dispatched_too() -> None:
+    x, state = torch.randn(2, 1, 4), torch.randn(2, 1, 4, 4)
+    token = (x, x, x, -x.abs(), x[..., 0], state)
+    assert which_backend(*token, step=True).backend.name == "reference"  # never the interpreter by itself
+    assert str(which_backend(*token, step=True, backend="triton")).startswith("triton-recurrent: ")
+    kernel = complex_kda_step(*token, backend="triton")
+    named = complex_kda_step(*token, backend="triton-recurrent")
+    torch_ = complex_kda_step(*token, backend="reference")
+    for a, b, c in zip(kernel, named, torch_, strict=True):
+        assert torch.equal(a, b)
+        torch.testing.assert_close(a, c)
+    with pytest.raises(ValueError, match="no gradient"):
+        complex_kda_step(*token[:5], state.clone().requires_grad_(), backend="triton")
+    with pytest.raises(ValueError, match="backend is 'chunked'"):
+        complex_kda_step(*token, backend="chunked")
 
 
 @pytest.mark.parametrize(("B", "T"), [(70_000, 1), (1, 70_000 * 32)])
 def test_grids_fit_for_many_sequences_and_chunks(B: int, T: int) -> None:
     """CUDA takes up to 65,535 programs on the second and third axis."""
     x = torch.empty(B, T, 2, 16, device="meta")
-    call = _call(x, x, x, x, x[..., 0], gate="signed", beta_range=2, normalize_qk=True)
+    call = OpCall(x, x, x, x, x[..., 0], gate="signed", beta_range=2, normalize_qk=True)
     grids = [found.grid for found in (*chunk.launches(call), *recurrent.launches(call))]
     assert max(n for grid in grids for n in grid[1:]) <= 65_535
 
@@ -776,10 +832,10 @@ def test_one_node_under_compile_on_a_gpu(T: int) -> None:
 def test_segments_on_a_gpu(T: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five segments of up to 4096 tokens: the usual bounds, and where nothing is forgotten at most twice the error of the whole."""
     draw = compare(make_call(B=1, T=T, initial=True, **ON_GPU), "triton", plain="chunked")
-    assert chunk.plan(_call(**draw.call)).num_segments == 5
+    assert plan.plan(OpCall(**draw.call)).num_segments == 5
     check_kernels([draw])
     kept = compare(_reflections(draw.call, keys="random"), "triton", plain="chunked")
-    monkeypatch.setattr(chunk, "SPLIT_FROM", 10**9)
+    monkeypatch.setattr(plan, "SPLIT_FROM", 10**9)
     whole = run(kept.call, "triton")
     assert not torch.equal(whole["state"], kept.results["state"])
     check_kernels([kept._replace(plain=whole)])

@@ -1,4 +1,5 @@
-"""The operator as Triton kernels: a chunk form, a recurrence for short sequences and small heads, and one step of decoding."""
+"""The operator as Triton kernels: a recurrence for short sequences and small heads, the chunk form for any GPU and for Hopper,
+and one step of decoding. Which form runs a call is decided here and nowhere else; after that the call carries its name."""
 
 from importlib.util import find_spec
 from typing import Any
@@ -6,16 +7,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ckda.ops.call import Call, Gradients
+from ckda.ops.call import Call, Gradients, other_derivative
+from ckda.ops.triton import hopper
 
-__all__ = ["backward", "forward", "is_short", "refuses", "saved_like", "step"]
+__all__ = [
+    "backward",
+    "choose_form",
+    "forward",
+    "refuses",
+    "refuses_hopper",
+    "refuses_recurrent",
+    "refuses_step",
+    "saved_like",
+    "step",
+]
 
 HAS_TRITON = find_spec("triton") is not None  # looked up once, for torch.compile cannot trace it
-SHORT, SMALL_HEAD = 128, 32  # tokens and channels up to which the recurrence beats the chunk form
+SHORT, SMALL_HEAD = 128, 32  # tokens and channels up to which the recurrence beats the chunk form (LOG.md)
 
 
 def refuses(call: Call) -> str | None:
-    """Why the kernels cannot serve the call, or None."""
+    """Why no kernel can serve the call, or None: the portable ones serve whatever any of them does."""
     if not HAS_TRITON:
         return "triton is not installed: pip install 'ckda[triton]'"
     if call.q.device.type != "cuda" and not _interpreted():
@@ -24,9 +36,8 @@ def refuses(call: Call) -> str | None:
         return "the kernels have no float64"
     if call.erase is not None:
         return "the kernels have no separate erase and write gates"
-    widest = max(call.q.shape[-1], call.v.shape[-1])
-    if widest > 256:
-        return f"the kernels hold heads of up to 256 channels, and this one has {widest}"
+    if _widest(call) > 256:
+        return f"the kernels hold heads of up to 256 channels, and this one has {_widest(call)}"
     return None
 
 
@@ -37,16 +48,46 @@ def _interpreted() -> bool:
     return triton.knobs.runtime.interpret
 
 
-def is_short(call: Call) -> bool:
-    """Whether the recurrent kernel serves the call: small heads and few tokens (LOG.md has the measured crossover)."""
-    T, widest = call.q.shape[1], max(call.q.shape[-1], call.v.shape[-1])
-    return T <= SHORT and widest <= SMALL_HEAD
+def _widest(call: Call) -> int:
+    return max(call.q.shape[-1], call.v.shape[-1])
+
+
+def refuses_recurrent(call: Call) -> str | None:
+    """Why the recurrence cannot serve the call, or None."""
+    if _widest(call) > SMALL_HEAD:
+        return f"the recurrence holds the state of up to {SMALL_HEAD} channels, and this head has {_widest(call)}"
+    return refuses(call)
+
+
+def refuses_hopper(call: Call) -> str | None:
+    """Why Hopper's kernels cannot serve the call, or None."""
+    return refuses(call) or hopper.refuses(call)
+
+
+def refuses_step(call: Call) -> str | None:
+    """Why the kernel for one token cannot serve the call, or None."""
+    if call.needs_gradient or other_derivative():
+        return "the kernel for one token has no gradient"
+    return refuses(call)
+
+
+def choose_form(call: Call) -> tuple[str, str]:
+    """The fastest form for a call that the kernels serve, and why. It depends on device, dtype, T, K and V, never on B or H."""
+    if call.q.shape[1] <= SHORT and _widest(call) <= SMALL_HEAD:
+        return (
+            "triton-recurrent",
+            f"up to {SHORT} tokens of heads of up to {SMALL_HEAD} channels are fastest one by one",
+        )
+    why = hopper.refuses(call)
+    if why is None:
+        return "triton-hopper", "Hopper's own chunk kernels serve this call, and are the fastest there"
+    return "triton-portable", f"the chunk kernels for every GPU, since Hopper's do not serve this call: {why}"
 
 
 def _form(call: Call) -> Any:
     from ckda.ops.triton import chunk, recurrent
 
-    return recurrent if is_short(call) else chunk
+    return recurrent if call.backend == "triton-recurrent" else chunk
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor, list[Tensor]]:

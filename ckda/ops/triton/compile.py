@@ -19,7 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 
 from ckda.ops.call import Call
-from ckda.ops.triton import SMALL_HEAD, chunk, recurrent
+from ckda.ops.triton import SMALL_HEAD, chunk, hopper, recurrent
 from ckda.ops.triton.launch import Launch
 
 __all__ = ["Resources", "compile_launch", "main", "resources"]
@@ -126,6 +126,8 @@ def example(
     gate: str | None = "signed",
     packed: bool = False,
     T: int = 128,
+    gate_dtype: torch.dtype | None = None,
+    beta_range: int | None = 2,
 ) -> Call:
     """A call of that kind, on the CPU: only its shapes and dtypes are read."""
     x, v = torch.empty(1, T, 2, K, dtype=dtype), torch.empty(1, T, 2, V, dtype=dtype)
@@ -133,19 +135,15 @@ def example(
         q=x,
         k=x,
         v=v,
-        g=x,
+        g=x.to(gate_dtype or dtype),
         beta=x[..., 0],
         sign=x.to(torch.int8) if gate is None else None,
         A_log=None if gate is None else torch.empty(2),
         dt_bias=None if gate is None else torch.empty(2 * K),
-        erase=None,
-        write=None,
-        initial_state=None,
         cu_seqlens=torch.tensor([0, T]) if packed else None,
         gate=gate,
-        beta_range=2,
+        beta_range=beta_range,
         normalize_qk=True,
-        scale=K**-0.5,
         output_final_state=True,
     )
 
@@ -163,13 +161,20 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 }
 
 
+def launches(call: Call, capability: int) -> list[Launch]:
+    """Those of every form that serves such a call on such a GPU, and of one step."""
+    found = chunk.launches(call)
+    if capability == 90 and hopper.tried() and hopper.unfit(call) is None:
+        of_hopper = chunk.launches(call._replace(backend="triton-hopper"))
+        found += [x for x in of_hopper if x.kernel.is_gluon()]
+    small = max(call.q.shape[-1], call.v.shape[-1]) <= SMALL_HEAD
+    return found + (recurrent.launches(call) if small else recurrent.step_launches(call))
+
+
 def rows(capability: int, names: list[str]) -> Iterator[tuple[str, str, Resources]]:
     """(example, kernel, resources) of every launch."""
     for name in names:
-        call = example(**EXAMPLES[name])
-        small = max(call.q.shape[-1], call.v.shape[-1]) <= SMALL_HEAD
-        short = recurrent.launches(call) if small else recurrent.step_launches(call)
-        for launch in chunk.launches(call, hopper=capability == 90) + short:
+        for launch in launches(example(**EXAMPLES[name]), capability):
             yield name, launch.kernel.__name__, resources(compile_launch(launch, capability))
 
 

@@ -108,7 +108,7 @@ def gate_arguments(call: Call, unread: tuple[str, ...] = ()) -> dict[str, Any]:
     _, T, H, K = call.q.shape
     return {f"p_{name}": None if name in unread else contiguous(getattr(call, name)) for name in _RAW} | {
         "T": T,
-        "scale": call.scale,
+        "scale": call.q_scale,
         "H": H,
         "HV": call.v.shape[2],
         "K": K,

@@ -1,1 +1,54 @@
-"""The chunk form for Hopper (H100, H200), in Triton's lower-level dialect (Gluon)."""
+"""The chunk form for Hopper (H100, H200), in Triton's lower-level dialect (Gluon): when its kernels serve a call."""
+
+from functools import cache
+
+import torch
+
+from ckda.ops.call import Call
+from ckda.ops.triton.plan import CHUNK
+
+__all__ = ["BV", "refuses", "tried", "unfit"]
+
+BV = 64  # the value columns of one program
+
+
+def tried() -> bool:
+    """Whether the kernels were tried with this Triton: Gluon changes from version to version."""
+    import triton
+
+    return triton.__version__.startswith("3.6.")
+
+
+@torch.compiler.assume_constant_result
+@cache
+def _device_refuses(device: torch.device) -> str | None:
+    """Why the kernels do not run there, or None. An AMD card may call itself 9.x too."""
+    import triton
+
+    if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] != 9:
+        return "the device is no NVIDIA GPU of compute capability 9"
+    if not tried():
+        return f"they are written for Triton 3.6, and this is {triton.__version__}"
+    return "Triton interprets, and they have no interpreter" if triton.knobs.runtime.interpret else None
+
+
+def unfit(call: Call) -> str | None:
+    """Why the kernels are not made for such a call, whatever the device, or None.
+
+    (Rows of tiles are counted in 32 bits; a call with more of them would need 275 GB.)
+    """
+    T, K, V = call.q.shape[1], call.q.shape[3], call.v.shape[3]
+    if call.v.dtype != torch.bfloat16:
+        return f"q, k and v must be bfloat16, and are {call.v.dtype}"
+    if K not in (64, 128) or V % BV:
+        return f"heads must have K = 64 or 128 and V a multiple of {BV}, and have K = {K}, V = {V}"
+    if call.cu_seqlens is not None:
+        return "sequences must not be packed (cu_seqlens)"
+    if not call.beta_range and V > 128:
+        return f"a given beta takes values of up to 128 channels, and they have {V}: its gradient is made there alone"
+    return f"T must be a multiple of {CHUNK}, and is {T}" if T % CHUNK else None
+
+
+def refuses(call: Call) -> str | None:
+    """Why the kernels cannot serve the call, or None: by device, dtype and shape, never by the batch or the number of heads."""
+    return _device_refuses(call.q.device) or unfit(call)

@@ -1,0 +1,221 @@
+"""What the kernels of the chunk form share: the plan of a call, where its chunks lie, and what the forward keeps for the backward.
+
+Configurations are chosen by rule from K, V and the dtype; nothing is tuned at run time. Nothing here depends on the batch or on
+the number of heads, and there are no atomics: a sequence gives the same bits alone, in a batch, and on every run.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ckda.ops.call import Call
+
+__all__ = [
+    "CHUNK",
+    "KEYS",
+    "SQUARES",
+    "Chunks",
+    "Passed",
+    "Plan",
+    "Saved",
+    "Work",
+    "empty_saved",
+    "find_chunks",
+    "gradient_outputs",
+    "plan",
+]
+
+CHUNK = 32  # e^5 a step from the middle of 32 tokens stays within e^80, which bfloat16 and float32 hold
+FAST = {torch.bfloat16: "bf16"}  # input dtypes whose products take half-precision operands; float16 lacks the range
+SEGMENT = 128  # chunks of a segment, where a sequence is split
+KEYS = ("q_forward", "k_forward", "k_back", "forward")
+SQUARES = ("A", "solver", "solver_low", "solver_rest")
+_PARTS = {"keys": KEYS, "squares": SQUARES, "y": ("y", "y_low")}  # of the tensors that are kept
+_PLACE = {name: (field, i) for field, names in _PARTS.items() for i, name in enumerate(names)}
+SPLIT_FROM = 512  # chunks from which a sequence is split: shorter ones fill the card by their batch
+
+
+class Plan(NamedTuple):
+    """What is known of a call without its values."""
+
+    B: int
+    T: int
+    H: int
+    HV: int
+    K: int
+    V: int
+    C: int
+    NC: int  #: chunks of a sequence; of the whole call where sequences are packed
+    N: int  #: sequences
+    packed: bool
+    segment: int  #: chunks of a segment
+    num_segments: int
+    dtype: torch.dtype  #: of q, k and v
+    work_dtype: torch.dtype  #: of what one kernel leaves for another: decayed q and k, A, y, the states
+    bounded: bool  #: whether |alpha| is at least e^-5
+    given: (
+        bool  #: whether beta is the learning rate itself, which may be zero: its gradient then needs more than dr . y
+    )
+
+    @property
+    def split(self) -> bool:
+        """Whether products take half-precision operands, and what must be exact is kept in two parts, or three (the solver)."""
+        return self.dtype in FAST
+
+    @property
+    def dot(self) -> str:
+        """The precision of products: bfloat16 operands for bfloat16 inputs, three TF32 products otherwise."""
+        return FAST.get(self.dtype, "tf32x3")
+
+    @property
+    def keeps_forward(self) -> bool:
+        """Whether the forward pass keeps the decays for the backward, which then needs neither the gates nor q and k."""
+        return self.split and self.bounded
+
+    @property
+    def segments(self) -> range:
+        """The segments of a sequence."""
+        return range(self.num_segments)
+
+    @property
+    def slots(self) -> int:
+        """The chunks of the whole call."""
+        return self.NC if self.packed else self.B * self.NC
+
+
+def plan(call: Call) -> Plan:
+    """The call's :class:`Plan`; packed sequences get as many chunks as could ever be needed, without reading cu_seqlens."""
+    B, T, H, K = call.q.shape
+    HV, V = call.v.shape[2:]
+    packed = call.cu_seqlens is not None
+    NC = T // CHUNK + call.num_sequences if packed else -(-T // CHUNK)
+    long = not packed and NC >= SPLIT_FROM
+    dtype = call.v.dtype
+    return Plan(
+        B=B,
+        T=T,
+        H=H,
+        HV=HV,
+        K=K,
+        V=V,
+        C=CHUNK,
+        NC=NC,
+        N=call.num_sequences,
+        packed=packed,
+        segment=SEGMENT if long else NC,
+        num_segments=-(-NC // SEGMENT) if long else 1,
+        dtype=dtype,
+        work_dtype=dtype if dtype in FAST else torch.float32,
+        bounded=call.gate in ("signed", "sigmoid"),
+        given=not call.beta_range,
+    )
+
+
+class Chunks(NamedTuple):
+    """Where the chunks of packed sequences lie; None each without packing."""
+
+    starts: Tensor | None  #: [NC] first token
+    ends: Tensor | None  #: [NC] end of its tokens
+    first: Tensor | None  #: [N] first chunk of each sequence
+
+
+def find_chunks(call: Call, p: Plan) -> Chunks:
+    """Where the chunks lie, by tensor operations alone: no synchronisation."""
+    if call.cu_seqlens is None:
+        return Chunks(None, None, None)
+    cu = call.cu_seqlens.long()
+    count = (cu.diff() + p.C - 1) // p.C
+    ends = count.cumsum(0)
+    first = ends - count
+    slot = torch.arange(p.NC, device=cu.device)
+    owner = torch.searchsorted(ends, slot, right=True).clamp_max(p.N - 1)
+    begin = torch.minimum(cu[owner] + (slot - first[owner]) * p.C, cu[owner + 1])
+    return Chunks(begin, torch.minimum(begin + p.C, cu[owner + 1]), first)
+
+
+class Saved(NamedTuple):
+    """What the forward pass leaves for the backward. What has one shape lies together: one descriptor of tiles serves it."""
+
+    keys: Tensor  #: [4, B, T, HV, K] q_forward, k_forward, k_back, forward; three where the backward evaluates the gates again
+    squares: (
+        Tensor  #: [4, B, T, HV, C] A, the solver, and what its rounding left, in two parts; two where it is float32
+    )
+    G: Tensor  #: float32 [B, T, HV, C]; empty where beta is a logit
+    rho: Tensor  #: float32 [B, T, HV]
+    norms: Tensor  #: float32 [3, B, T, HV]
+    start: Tensor  #: float32 [slots, HV, K]
+    end: Tensor
+    y: Tensor  #: [2, B, T, HV, V] and what its rounding left; one where it is float32
+    states: Tensor  #: [slots, HV, V, K]
+    transitions: (
+        Tensor  #: float32 [B, num_segments - 2, HV, K, K] of the segments but the first and the last; may be empty
+    )
+
+    def arguments(self, *names: str) -> dict[str, Tensor]:
+        """The kernels' arguments of these names; anything for what is not there, which they do not read."""
+        found = {}
+        for name in names:
+            field, i = _PLACE.get(name, (name, None))
+            x = getattr(self, field)
+            found[f"p_{name}"] = x if i is None else x[min(i, len(x) - 1)]
+        return found
+
+
+def empty_saved(call: Call, p: Plan) -> Saved:
+    """Room for what the forward pass leaves."""
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=call.v.device)
+
+    keys, values, square = ((p.B, p.T, p.HV, n) for n in (p.K, p.V, p.C))
+    return Saved(
+        keys=empty(4 if p.keeps_forward else 3, *keys, dtype=p.work_dtype),
+        squares=empty(4 if p.split else 2, *square, dtype=p.work_dtype),
+        G=empty(*(square if p.given else (0,))),
+        rho=empty(p.B, p.T, p.HV),
+        norms=empty(3, p.B, p.T, p.HV),
+        start=empty(p.slots, p.HV, p.K),
+        end=empty(p.slots, p.HV, p.K),
+        y=empty(2 if p.split else 1, *values, dtype=p.work_dtype),
+        states=empty(p.slots, p.HV, p.V, p.K, dtype=p.work_dtype),
+        transitions=empty(p.B, max(p.num_segments - 2, 0), p.HV, p.K, p.K),
+    )
+
+
+class Work(NamedTuple):
+    """A call with all that its launches are made from."""
+
+    call: Call
+    p: Plan
+    x: Saved
+    where: Chunks
+
+
+class Passed(NamedTuple):
+    """What the reverse pass over the chunks leaves for the end of the backward."""
+
+    dv: Tensor  #: [B, T, HV, V] in the work dtype: others are made of it, and float16 lacks the range
+    duy: Tensor | None  #: float32 [B, T, HV, NV], du . y over each block of values, where beta is given
+    dstates: Tensor  #: [slots, HV, V, K]
+
+
+def gradient_outputs(w: Work, grouped: torch.dtype) -> dict[str, Any]:
+    """Where the end of the backward writes; with grouped value heads dq and dk are summed over the group afterwards: `grouped` is the
+    dtype of what is summed."""
+    call, p, x, _ = w
+    assert call.beta is not None
+    key_dtype = p.dtype if p.H == p.HV else grouped
+    keys = (p.B, p.T, p.HV, p.K)
+
+    def parts(given: Tensor | None) -> Tensor | None:
+        return None if given is None else torch.empty_like(x.start)
+
+    return {
+        "p_dq": x.rho.new_empty(keys, dtype=key_dtype),
+        "p_dk": x.rho.new_empty(keys, dtype=key_dtype),
+        "p_dg": x.rho.new_empty(keys, dtype=call.g.dtype),
+        "p_dbeta": x.rho.new_empty(p.B, p.T, p.HV, dtype=call.beta.dtype),
+        "p_dlog_rate": parts(call.A_log),
+        "p_dbias": parts(call.dt_bias),
+    }

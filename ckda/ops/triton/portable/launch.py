@@ -1,0 +1,248 @@
+"""The launches of the portable kernels, and what they leave for each other."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ckda.ops.triton.launch import Launch, contiguous, gate_arguments, power_of_two
+from ckda.ops.triton.plan import KEYS, SQUARES, Passed, Plan, Work, gradient_outputs
+from ckda.ops.triton.portable.backward import contract_kernel, gradient_kernel, pair_kernel, reverse_kernel
+from ckda.ops.triton.portable.forward import carry_kernel, intra_kernel, solver_kernel, state_kernel
+
+__all__ = ["carry", "empty_duy", "gradients", "intra", "reverse", "solver", "states"]
+
+
+def _value_block(p: Plan, width: int) -> int:
+    """BV of the forward state pass: the columns of the state that one program carries."""
+    return min(64 if p.K <= 128 and p.split else 32, power_of_two(width))
+
+
+def _reverse_block(p: Plan) -> int:
+    """BV of the reverse pass, which holds more at a time."""
+    return min(32, power_of_two(p.V))
+
+
+def _place_arguments(w: Work) -> dict[str, Any]:
+    """Where the chunks lie, and in which precision products are: what the kernels of one chunk a program share."""
+    return {
+        "p_starts": w.where.starts,
+        "p_ends": w.where.ends,
+        "T": w.p.T,
+        "NC": w.p.NC,
+        "HV": w.p.HV,
+        "C": w.p.C,
+        "DOT": w.p.dot,
+        "PACKED": w.p.packed,
+    }
+
+
+def _gate_arguments(w: Work, unread: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What the kernels that read the raw inputs share."""
+    bounded = {"BOUNDED": w.p.bounded, "LEVELS": w.p.C.bit_length() - 1, "WIDE": not w.p.split}
+    return _place_arguments(w) | gate_arguments(w.call, unread) | bounded | {"TOKENS": w.p.B * w.p.T}
+
+
+def _pass_arguments(w: Work, segments: range) -> dict[str, Any]:
+    """What both passes over the chunks read."""
+    call, p, x, where = w
+    read = (*KEYS[:3], *SQUARES, "rho", "start", "end")
+    return x.arguments(*read) | {
+        "p_norm2": x.norms[2],
+        "SPLIT": p.split,
+        "BOUNDED": p.bounded,
+        "p_cu_seqlens": contiguous(call.cu_seqlens),
+        "p_first": where.first,
+        "T": p.T,
+        "NC": p.NC,
+        "SEGMENT": p.segment,
+        "FIRST_SEGMENT": segments.start,
+        "NUM_SEGMENTS": len(segments),
+        "HV": p.HV,
+        "K": p.K,
+        "BK": power_of_two(p.K),
+        "C": p.C,
+        "DOT": p.dot,
+        "PACKED": p.packed,
+    }
+
+
+def intra(w: Work, G: Tensor) -> Launch:
+    """What does not depend on the state."""
+    p = w.p
+    outputs = w.x.arguments(*KEYS, "A", "rho", "norms", "start", "end")
+    arguments = _gate_arguments(w) | outputs | {"p_G": G, "KEEP": p.keeps_forward}
+    maxnreg = 168 if p.keeps_forward and p.K <= 128 else None
+    return Launch(intra_kernel, (p.slots, p.HV), arguments, num_warps=4, maxnreg=maxnreg)
+
+
+def solver(w: Work, G: Tensor) -> Launch:
+    """The triangular inverse of every chunk; Hopper has no other."""
+    p = w.p
+    arguments = _place_arguments(w) | w.x.arguments("rho", *SQUARES[1:])
+    arguments |= {"p_G": G, "LEVELS": p.C.bit_length() - 2, "SPLIT": p.split}
+    return Launch(solver_kernel, (p.slots, p.HV), arguments, num_warps=1)
+
+
+def states(
+    w: Work, initial: Tensor | None, o: Tensor | None, final: Tensor | None, summary: str, segments: range
+) -> Launch:
+    """The state from chunk to chunk with the outputs; or a summary of segments, their "offset" or their "transition"."""
+    p = w.p
+    V = p.K if summary == "transition" else p.V
+    BV = _value_block(p, V)
+    arguments = _pass_arguments(w, segments) | w.x.arguments("y", "y_low", "states")
+    arguments |= {
+        "p_v": w.call.v.contiguous(),
+        "p_initial": initial,
+        "p_o": o,
+        "p_final": final,
+        "V": V,
+        "BV": BV,
+        "HAS_INITIAL": initial is not None,
+        "STORE_FINAL": final is not None,
+        "SUMMARY": summary,
+    }
+    return Launch(state_kernel, (-(-V // BV) * p.HV * p.N * len(segments),), arguments, num_warps=4)
+
+
+def carry(w: Work, given: Tensor | None, offsets: Tensor, reverse: bool = False) -> Launch:
+    """From what segments add to a state at zero to the state that each begins with; reverse: gradients, from the last one on."""
+    p = w.p
+    BV = 16
+    carried = offsets.new_empty(p.B * p.num_segments, p.HV, p.K, p.V)
+    arguments = {
+        "p_transitions": w.x.transitions,
+        "p_offsets": offsets,
+        "p_given": given,
+        "p_carried": carried,
+        "NUM_SEGMENTS": p.num_segments,
+        "HV": p.HV,
+        "K": p.K,
+        "V": p.V,
+        "BK": power_of_two(p.K),
+        "BV": BV,
+        "HAS_GIVEN": given is not None,
+        "REVERSE": reverse,
+    }
+    return Launch(carry_kernel, (-(-p.V // BV) * p.HV * p.B,), arguments, num_warps=4)
+
+
+def reverse(
+    w: Work, do: Tensor, dfinal: Tensor | None, dinitial: Tensor | None, passed: Passed | None, segments: range
+) -> Launch:
+    """The gradient of the state from chunk to chunk, backwards; without `passed` a summary of segments."""
+    p = w.p
+    dv, duy, dstates = passed or (None, None, None)
+    BV = _reverse_block(p)
+    arguments = _pass_arguments(w, segments) | w.x.arguments("y")
+    arguments |= {
+        "p_do": do,
+        "p_dfinal": dfinal,
+        "p_dv": dv,
+        "p_duy": duy,
+        "p_dstates": dstates,
+        "p_dinitial": dinitial,
+        "V": p.V,
+        "NV": -(-p.V // BV),
+        "BV": BV,
+        "HAS_FINAL": dfinal is not None,
+        "STORE_INITIAL": dinitial is not None,
+        "STORE_DUY": duy is not None,
+        "SUMMARY": passed is None,
+    }
+    grid = (-(-p.V // BV) * p.HV * p.N * len(segments),)
+    num_stages = 3 if p.split and p.K <= 128 else 2  # a third would not fit into the 99 KiB of sm_89 elsewhere
+    return Launch(reverse_kernel, grid, arguments, num_warps=4, num_stages=num_stages)
+
+
+def empty_duy(w: Work) -> Tensor | None:
+    """float32 [B, T, HV, NV] for du . y over each block of values, which the gradient of a given beta takes."""
+    p = w.p
+    return w.x.rho.new_empty(p.B, p.T, p.HV, -(-p.V // _reverse_block(p))) if p.given else None
+
+
+def _contract_block(p: Plan) -> tuple[int, int, int]:
+    """BK, BV and warps of the contraction: not four warps, see :func:`ckda.ops.triton.tile.in_registers`."""
+    if p.K > 64 and p.split:
+        return 128, min(128, power_of_two(p.V)), 8
+    return min(32, power_of_two(p.K)), min(64 if p.split else 32, power_of_two(p.V)), 2
+
+
+def _pair(w: Work, o: Tensor, do: Tensor, passed: Passed, out: dict[str, Any]) -> Launch:
+    call, p, x, _ = w
+    assert call.beta is not None
+    arguments = _place_arguments(w) | {
+        "p_v": call.v.contiguous(),
+        "p_beta": call.beta.contiguous(),
+        "p_o": o,
+        "p_do": do,
+        "p_dv": passed.dv,
+        "p_duy": passed.duy,
+        "TOKENS": p.B * p.T,
+        "V": p.V,
+        "NV": -(-p.V // _reverse_block(p)),
+        "BV": 64 if p.V > 64 else min(32, power_of_two(p.V)),
+        "BETA_RANGE": call.beta_range or 0,
+        "SPLIT": p.split,
+    }
+    arguments |= x.arguments("G", "rho", "norms", "y", "y_low")
+    arguments |= {name: out[name] for name in ("p_D", "p_D_low", "p_dA", "p_dA_low", "p_scalars", "p_dbeta")}
+    return Launch(pair_kernel, (p.slots, p.HV), arguments, num_warps=1 if p.split else 2)
+
+
+def _contract(w: Work, do: Tensor, passed: Passed, out: dict[str, Any]) -> Launch:
+    p, x = w.p, w.x
+    BK, BV, num_warps = _contract_block(p)
+    arguments = _place_arguments(w) | {
+        "p_norm2": x.norms[2],
+        "p_do": do,
+        "p_dv": passed.dv,
+        "p_dstates": passed.dstates,
+        "K": p.K,
+        "V": p.V,
+        "BK": BK,
+        "BV": BV,
+    }
+    arguments |= x.arguments("rho", "y", "states")
+    arguments |= {name: out[name] for name in ("p_S_do", "p_S_dr", "p_dS_u", "p_through")}
+    maxnreg = 128 if num_warps == 8 else None
+    grid = (-(-p.K // BK) * p.slots, p.HV)
+    return Launch(contract_kernel, grid, arguments, num_warps=num_warps, maxnreg=maxnreg)
+
+
+def _gradient(w: Work, out: dict[str, Any]) -> Launch:
+    p, recover = w.p, w.p.keeps_forward
+    arguments = _gate_arguments(w, ("q", "k", "beta") if recover else ("beta",))
+    for name in ("p_beta", "BETA_RANGE"):
+        del arguments[name]
+    BK, num_warps = (64, 4) if p.split and p.K > 32 else (min(32, power_of_two(p.K)), 2)
+    arguments |= {"BK": BK, "SPLIT": p.split, "RECOVER": recover}
+    arguments |= w.x.arguments(*KEYS, "rho", "norms", "end")
+    used = ("p_D", "p_D_low", "p_dA", "p_dA_low", "p_scalars", "p_S_do", "p_S_dr", "p_dS_u", "p_through")
+    arguments |= {name: out[name] for name in (*used, "p_dq", "p_dk", "p_dg", "p_dlog_rate", "p_dbias")}
+    return Launch(gradient_kernel, (-(-p.K // BK) * p.slots, p.HV), arguments, num_warps=num_warps)
+
+
+def _between(w: Work, out: dict[str, Any]) -> dict[str, Tensor]:
+    """What the last three kernels leave for each other; in a gradient's own place where its dtype has the range."""
+    p, x = w.p, w.x
+    square = (p.B, p.T, p.HV, p.C)
+
+    def beside(given: Tensor) -> Tensor:
+        return given if given.dtype in (torch.bfloat16, torch.float32) else torch.empty_like(given, dtype=torch.float32)
+
+    def halves(name: str) -> dict[str, Tensor]:
+        low = square if p.split else (0,)
+        return {name: x.y.new_empty(square), f"{name}_low": x.y.new_empty(low)}
+
+    contracted = {"p_S_do": beside(out["p_dq"]), "p_S_dr": beside(out["p_dk"]), "p_dS_u": beside(out["p_dg"])}
+    lines = {"p_through": torch.empty_like(x.start), "p_scalars": torch.empty_like(x.norms)}
+    return contracted | halves("p_D") | halves("p_dA") | lines
+
+
+def gradients(w: Work, o: Tensor, do: Tensor, passed: Passed) -> tuple[list[Launch], dict[str, Any]]:
+    """The end of the backward: all gradients but dv, and where they are written."""
+    out = gradient_outputs(w, torch.float32)
+    used = out | _between(w, out)
+    return [_pair(w, o, do, passed, used), _contract(w, do, passed, used), _gradient(w, used)], out
