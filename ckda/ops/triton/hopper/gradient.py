@@ -292,7 +292,6 @@ def _run(
 
         # along the channels
         mbarrier.wait(ready.index(1), phase)
-        b_g = finite_gate(s_g.permute((1, 0)).load(P).to(gl.float32), GATE)
         if BOUNDED:
             if BETA_RANGE == 0:
                 b_reach = gl.sum(s_channels.index(0).permute((1, 0)).load(P).to(gl.float32) * b_dk_end, 0)
@@ -303,6 +302,7 @@ def _run(
             b_inverse, b_power = s_scalars.index(phase * 4 + 1).load(by_token), s_scalars.index(phase * 4 + 2).load(by_token)
             b_q = s_channels.index(0).permute((1, 0)).load(P).to(gl.float32) * (b_inverse * scale)[None, :]
             b_k = s_channels.index(1).permute((1, 0)).load(P).to(gl.float32) * b_power[None, :]
+            b_g = finite_gate(s_g.permute((1, 0)).load(P).to(gl.float32), GATE)
             b_log, b_negative = log_gate(b_g, b_rate, b_bias, GATE, False)
             b_last = gl.full([K], 1.0, gl.float32, by_channel)
             if SIGNED:
@@ -337,7 +337,8 @@ def _run(
         s_out.index(0).permute((1, 0)).store(rounded(b_dq))
         s_out.index(1).permute((1, 0)).store(rounded(b_dk))
 
-        # the gate
+        # the gate, read once more: it would take registers all the while
+        b_g = finite_gate(s_g.permute((1, 0)).load(P).to(gl.float32), GATE)
         b_dlog = warpgroup_mma_wait(0, deps=[b_dlog]) + b_through[:, None]
         if not BOUNDED:
             b_dlog += b_own
