@@ -33,7 +33,7 @@ def saved_like(call: Call) -> list[Tensor]:
 
 def _G(w: Work) -> Tensor:
     """Where G is written: kept for the backward pass where that reads it."""
-    return w.x.G if w.p.given else w.x.rho.new_empty(w.p.B, w.p.T, w.p.HV, w.p.C)
+    return w.x.G if w.p.given else w.x.rho.new_empty(w.p.rows, w.p.HV, w.p.C)
 
 
 def _inner(w: Work) -> Tensor:

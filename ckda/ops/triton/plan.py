@@ -54,6 +54,7 @@ class Plan(NamedTuple):
     dtype: torch.dtype  #: of q, k and v
     work_dtype: torch.dtype  #: of what one kernel leaves for another: decayed q and k, A, y, the states
     bounded: bool  #: whether |alpha| is at least e^-5
+    padded: bool  #: whether what kernels leave for each other has room for whole chunks: Hopper's, where chunks are not
     given: (
         bool  #: whether beta is the learning rate itself, which may be zero: its gradient then needs more than dr . y
     )
@@ -83,6 +84,16 @@ class Plan(NamedTuple):
         """The chunks of the whole call."""
         return self.NC if self.packed else self.B * self.NC
 
+    @property
+    def rows(self) -> int:
+        """The tokens for which kernels leave something to each other."""
+        return self.slots * self.C if self.padded else self.B * self.T
+
+    @property
+    def places(self) -> str:
+        """How the chunks lie: "whole", "ragged" (T is no multiple of C) or "packed"."""
+        return "packed" if self.packed else "ragged" if self.T % self.C else "whole"
+
 
 def plan(call: Call) -> Plan:
     """The call's :class:`Plan`; packed sequences get as many chunks as could ever be needed, without reading cu_seqlens."""
@@ -108,6 +119,7 @@ def plan(call: Call) -> Plan:
         dtype=dtype,
         work_dtype=dtype if dtype in FAST else torch.float32,
         bounded=call.gate in ("signed", "sigmoid"),
+        padded=call.backend == "triton-hopper" and (packed or T % CHUNK > 0),
         given=not call.beta_range,
     )
 
@@ -137,16 +149,16 @@ def find_chunks(call: Call, p: Plan) -> Chunks:
 class Saved(NamedTuple):
     """What the forward pass leaves for the backward. What has one shape lies together: one descriptor of tiles serves it."""
 
-    keys: Tensor  #: [4, B, T, HV, K] q_forward, k_forward, k_back, forward; three where the backward evaluates the gates again
+    keys: Tensor  #: [4, rows, HV, K] q_forward, k_forward, k_back, forward; three where the backward evaluates the gates again
     squares: (
-        Tensor  #: [4, B, T, HV, C] A, the solver, and what its rounding left, in two parts; two where it is float32
+        Tensor  #: [4, rows, HV, C] A, the solver, and what its rounding left, in two parts; two where it is float32
     )
-    G: Tensor  #: float32 [B, T, HV, C]; empty where beta is a logit
-    rho: Tensor  #: float32 [B, T, HV]
-    norms: Tensor  #: float32 [3, B, T, HV]
+    G: Tensor  #: float32 [rows, HV, C]; empty where beta is a logit
+    rho: Tensor  #: float32 [rows, HV]
+    norms: Tensor  #: float32 [3, rows, HV]
     start: Tensor  #: float32 [slots, HV, K]
     end: Tensor
-    y: Tensor  #: [2, B, T, HV, V] and what its rounding left; one where it is float32
+    y: Tensor  #: [2, rows, HV, V] and what its rounding left; one where it is float32
     states: Tensor  #: [slots, HV, V, K]
     transitions: (
         Tensor  #: float32 [B, num_segments - 2, HV, K, K] of the segments but the first and the last; may be empty
@@ -168,13 +180,13 @@ def empty_saved(call: Call, p: Plan) -> Saved:
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=call.v.device)
 
-    keys, values, square = ((p.B, p.T, p.HV, n) for n in (p.K, p.V, p.C))
+    keys, values, square = ((p.rows, p.HV, n) for n in (p.K, p.V, p.C))
     return Saved(
         keys=empty(4 if p.keeps_forward else 3, *keys, dtype=p.work_dtype),
         squares=empty(4 if p.split else 2, *square, dtype=p.work_dtype),
         G=empty(*(square if p.given else (0,))),
-        rho=empty(p.B, p.T, p.HV),
-        norms=empty(3, p.B, p.T, p.HV),
+        rho=empty(p.rows, p.HV),
+        norms=empty(3, p.rows, p.HV),
         start=empty(p.slots, p.HV, p.K),
         end=empty(p.slots, p.HV, p.K),
         y=empty(2 if p.split else 1, *values, dtype=p.work_dtype),

@@ -42,11 +42,10 @@ def unfit(call: Call) -> str | None:
         return f"q, k and v must be bfloat16, and are {call.v.dtype}"
     if K not in (64, 128) or V % BV:
         return f"heads must have K = 64 or 128 and V a multiple of {BV}, and have K = {K}, V = {V}"
-    if call.cu_seqlens is not None:
-        return "sequences must not be packed (cu_seqlens)"
-    if not call.beta_range and V > 128:
-        return f"a given beta takes values of up to 128 channels, and they have {V}: its gradient is made there alone"
-    return f"T must be a multiple of {CHUNK}, and is {T}" if T % CHUNK else None
+    ragged = call.cu_seqlens is not None or T % CHUNK > 0
+    if V > 128 and (ragged or not call.beta_range):
+        return f"packed sequences, T that is no multiple of {CHUNK} and a given beta take values of up to 128 channels, and they have {V}"
+    return None
 
 
 def refuses(call: Call) -> str | None:

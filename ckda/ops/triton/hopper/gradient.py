@@ -21,6 +21,7 @@ from ckda.ops.triton.hopper.tile import (
     across_border,
     by_pairs,
     by_rows,
+    chunk_place,
     given_signs,
     head_gate,
     left_operand,
@@ -66,8 +67,9 @@ def _store_halves(b_x, s_high, s_low):
 @gluon.jit
 def _fetch(
     t_states, t_dstates, t_do, t_dv, t_v, t_o, t_y, t_q, t_k, t_keys, t_g,
-    p_rho, p_norms, s_S, s_dS, s_values, s_channels, s_g, s_scalars, ready, free, num_chunks, TOKENS,
+    p_starts, p_ends, p_rho, p_norms, s_S, s_dS, s_values, s_channels, s_g, s_scalars, ready, free, num_chunks, ROWS, T, NC,
     H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BOUNDED: gl.constexpr,
+    PLACES: gl.constexpr,
 ):  # fmt: skip
     """One warp that fetches the chunks of this program."""
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
@@ -77,38 +79,39 @@ def _fetch(
     for item in range(gl.program_id(0), num_chunks * HV, gl.num_programs(0)):
         chunk, i_hv = item // HV, item % HV
         row = chunk * C
+        begin, _ = chunk_place(chunk, p_starts, p_ends, T, NC, C, PLACES)
         bar = ready.index(0)
         mbarrier.wait(free.index(0), phase ^ 1)
         mbarrier.expect(bar, 2 * V * (2 * K + 6 * C))
         tma.async_copy_global_to_shared(t_states, [item * V, 0], bar, s_S)
-        tma.async_copy_global_to_shared(t_do, [row, i_hv * V], bar, s_values.index(0))
-        tma.async_copy_global_to_shared(t_dv, [row, i_hv * V], bar, s_values.index(1))
+        tma.async_copy_global_to_shared(t_do, [begin, i_hv * V], bar, s_values.index(0))
+        tma.async_copy_global_to_shared(t_dv, [begin, i_hv * V], bar, s_values.index(1))
         tma.async_copy_global_to_shared(t_dstates, [item * V, 0], bar, s_dS)
         tma.async_copy_global_to_shared(t_y, [row, i_hv * V], bar, s_values.index(4))
-        tma.async_copy_global_to_shared(t_y, [TOKENS + row, i_hv * V], bar, s_values.index(5))
-        tma.async_copy_global_to_shared(t_v, [row, i_hv * V], bar, s_values.index(2))
-        tma.async_copy_global_to_shared(t_o, [row, i_hv * V], bar, s_values.index(3))
+        tma.async_copy_global_to_shared(t_y, [ROWS + row, i_hv * V], bar, s_values.index(5))
+        tma.async_copy_global_to_shared(t_v, [begin, i_hv * V], bar, s_values.index(2))
+        tma.async_copy_global_to_shared(t_o, [begin, i_hv * V], bar, s_values.index(3))
         o_line = row.to(gl.int64) * HV + i_hv
         async_copy.async_copy_global_to_shared(s_scalars.index(phase * 4), p_rho + o_line + b_token)
         for n in gl.static_range(3):
             async_copy.async_copy_global_to_shared(
-                s_scalars.index(phase * 4 + 1 + n), p_norms + TOKENS.to(gl.int64) * (n * HV) + o_line + b_token
+                s_scalars.index(phase * 4 + 1 + n), p_norms + ROWS.to(gl.int64) * (n * HV) + o_line + b_token
             )
         async_copy.mbarrier_arrive(bar, increment_count=False)
         bar = ready.index(1)
         mbarrier.wait(free.index(1), phase ^ 1)
         if BOUNDED:
             mbarrier.expect(bar, C * K * (8 + GATE_BYTES))
-            tma.async_copy_global_to_shared(t_keys, [2 * TOKENS + row, i_hv * K], bar, s_channels.index(0))
-            tma.async_copy_global_to_shared(t_keys, [TOKENS + row, i_hv * K], bar, s_channels.index(1))
+            tma.async_copy_global_to_shared(t_keys, [2 * ROWS + row, i_hv * K], bar, s_channels.index(0))
+            tma.async_copy_global_to_shared(t_keys, [ROWS + row, i_hv * K], bar, s_channels.index(1))
             tma.async_copy_global_to_shared(t_keys, [row, i_hv * K], bar, s_channels.index(2))
-            tma.async_copy_global_to_shared(t_keys, [3 * TOKENS + row, i_hv * K], bar, s_channels.index(3))
+            tma.async_copy_global_to_shared(t_keys, [3 * ROWS + row, i_hv * K], bar, s_channels.index(3))
         else:
             i_h = i_hv // (HV // H)
             mbarrier.expect(bar, C * K * (4 + GATE_BYTES))
-            tma.async_copy_global_to_shared(t_q, [row, i_h * K], bar, s_channels.index(0))
-            tma.async_copy_global_to_shared(t_k, [row, i_h * K], bar, s_channels.index(1))
-        tma.async_copy_global_to_shared(t_g, [row, i_hv * K], bar, s_g)
+            tma.async_copy_global_to_shared(t_q, [begin, i_h * K], bar, s_channels.index(0))
+            tma.async_copy_global_to_shared(t_k, [begin, i_h * K], bar, s_channels.index(1))
+        tma.async_copy_global_to_shared(t_g, [begin, i_hv * K], bar, s_g)
         phase ^= 1
 
 
@@ -209,12 +212,22 @@ def _store_squares(b_D, b_dA, b_rho, s_squares, Q: gl.constexpr, C: gl.constexpr
 
 
 @gluon.jit
+def _send_gradients(t_dq, t_dk, t_dg, s_out, row, column):
+    """A chunk's gradients on their way."""
+    tma.async_copy_shared_to_global(t_dq, [row, column], s_out.index(0))
+    tma.async_copy_shared_to_global(t_dk, [row, column], s_out.index(1))
+    if t_dg is not None:
+        tma.async_copy_shared_to_global(t_dg, [row, column], s_out.index(2))
+
+
+@gluon.jit
 def _run(
-    p_beta, p_sign, p_A_log, p_dt_bias, p_A, p_G, t_dq, t_dk, t_dg, p_dg, p_dbeta, p_dlog_rate, p_dbias,
-    s_S, s_dS, s_values, s_channels, s_g, s_scalars, s_out, s_squares, s_M, s_sums, ready, free, num_chunks, scale,
+    p_beta, p_sign, p_A_log, p_dt_bias, p_A, p_G, p_starts, p_ends,
+    t_dq, t_dk, t_dg, p_dq, p_dk, p_dg, p_dbeta, p_dlog_rate, p_dbias,
+    s_S, s_dS, s_values, s_channels, s_g, s_scalars, s_out, s_squares, s_M, s_sums, ready, free, num_chunks, T, NC, scale,
     HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, GATE: gl.constexpr, SIGNED: gl.constexpr,
     HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr, NORMALIZE: gl.constexpr, BETA_RANGE: gl.constexpr,
-    LEVELS: gl.constexpr, BOUNDED: gl.constexpr,
+    LEVELS: gl.constexpr, BOUNDED: gl.constexpr, PLACES: gl.constexpr,
 ):  # fmt: skip
     """The warps that compute."""
     P: gl.constexpr = product(K, C)
@@ -235,8 +248,10 @@ def _run(
     phase = 0
     for item in range(gl.program_id(0), num_chunks * HV, gl.num_programs(0)):
         chunk, i_hv = item // HV, item % HV
-        o_line = (chunk * C + gl.arange(0, C, by_row)).to(gl.int64) * HV + i_hv
-        b_beta = gl.load(p_beta + o_line).to(gl.float32)
+        begin, num = chunk_place(chunk, p_starts, p_ends, T, NC, C, PLACES)
+        b_row = gl.arange(0, C, by_row)
+        o_line = (begin + b_row).to(gl.int64) * HV + i_hv
+        b_beta = gl.load(p_beta + o_line, mask=b_row < num, other=0.0).to(gl.float32)
         b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, K, C, HAS_A_LOG, HAS_DT_BIAS)
         mbarrier.wait(ready.index(0), phase)
 
@@ -260,6 +275,9 @@ def _run(
         b_rho = s_scalars.index(phase * 4).load(gl.SliceLayout(0, Q))[None, :]
         b_length = gl.sqrt(s_scalars.index(phase * 4 + 3).load(gl.SliceLayout(1, Q)))
         m_lower = b_from > b_to
+        if PLACES != "whole":  # what lies behind a sequence is another one's: nothing of it may be seen, not even that it is NaN
+            m_lower = m_lower & (b_from < num)
+            b_dA = gl.where(b_from < num, b_dA, 0.0)
         b_D = gl.where(m_lower, b_D / b_length[:, None], 0.0)
         if BETA_RANGE == 0:  # du . y but for the state's part, less what G has of it
             o_A = ((chunk * C + b_from).to(gl.int64) * HV + i_hv) * C + b_to
@@ -281,7 +299,8 @@ def _run(
         s_sums.index(1).store(b_q_dq)
         s_sums.index(2).store((2.0 * b_y_dv - b_v_dv) / b_norm2)
         if BETA_RANGE > 0:
-            gl.store(p_dbeta + o_line, (b_y_dv * learning_rate(-b_beta, 1)).to(p_dbeta.dtype.element_ty))
+            b_dbeta = b_y_dv * learning_rate(-b_beta, 1)
+            gl.store(p_dbeta + o_line, b_dbeta.to(p_dbeta.dtype.element_ty), mask=b_row < num)
         fence_async_shared()
         tma.store_wait(0)
         b_dq, b_dk, b_dk_end = warpgroup_mma_wait(0, deps=[b_dq, b_dk, b_dk_end])
@@ -289,6 +308,8 @@ def _run(
         mbarrier.arrive(free.index(0), count=1)
         b_rho = s_scalars.index(phase * 4).load(by_token)[None, :]
         b_dk *= (-1.0 / gl.sqrt(s_scalars.index(phase * 4 + 3).load(by_token)))[None, :]
+        if PLACES != "whole":
+            b_dq, b_dk = gl.where(b_token < num, b_dq, 0.0), gl.where(b_token < num, b_dk, 0.0)
 
         # along the channels
         mbarrier.wait(ready.index(1), phase)
@@ -304,9 +325,12 @@ def _run(
             b_k = s_channels.index(1).permute((1, 0)).load(P).to(gl.float32) * b_power[None, :]
             b_g = finite_gate(s_g.permute((1, 0)).load(P).to(gl.float32), GATE)
             b_log, b_negative = log_gate(b_g, b_rate, b_bias, GATE, False)
+            if PLACES != "whole":
+                b_q, b_k = gl.where(b_token < num, b_q, 0.0), gl.where(b_token < num, b_k, 0.0)
+                b_log = gl.where(b_token < num, b_log, 0.0)
             b_last = gl.full([K], 1.0, gl.float32, by_channel)
             if SIGNED:
-                b_negative = given_signs(p_sign, chunk * C + b_token, i_hv, b_channel, HV, K)
+                b_negative = given_signs(p_sign, begin, num, i_hv, K, C, HV, PLACES)
                 b_count = times(gl.where(b_negative, 1.0, 0.0).to(DT), s_M.index(0), K, C)
                 b_count = warpgroup_mma_wait(0, deps=[b_count])
                 b_sign = gl.where(b_count.to(gl.int32) % 2 == 1, -1.0, 1.0)
@@ -343,10 +367,22 @@ def _run(
         if not BOUNDED:
             b_dlog += b_own
         b_dg, b_dlog_rate = gate_gradient(b_dlog, b_g, b_rate, b_bias, GATE)
-        if p_dg is None:
+        o_key = ((begin + b_token).to(gl.int64) * HV + i_hv) * K + b_channel[:, None]
+        if PLACES != "whole":
+            b_dg = gl.where(b_token < num, b_dg, 0.0)
+            b_dlog_rate = gl.where(b_token < num, b_dlog_rate, 0.0)
+            if num < C:
+                m_key = (b_token < num) & (b_channel[:, None] < K)
+                gl.store(p_dq + o_key, b_dq.to(DT), mask=m_key)
+                gl.store(p_dk + o_key, b_dk.to(DT), mask=m_key)
+                gl.store(p_dg + o_key, b_dg.to(p_dg.dtype.element_ty), mask=m_key)
+        if t_dg is not None:
             s_out.index(2).permute((1, 0)).store(rounded(b_dg))
+        elif PLACES == "whole":
+            gl.store(p_dg + o_key, b_dg)
         else:
-            gl.store(p_dg + ((chunk * C + b_token).to(gl.int64) * HV + i_hv) * K + b_channel[:, None], b_dg)
+            if num >= C:
+                gl.store(p_dg + o_key, b_dg)
         if HAS_A_LOG:
             gl.store(p_dlog_rate + gl.cast(item, gl.int64) * K + b_channel, gl.sum(b_dlog_rate, 1))
         if HAS_DT_BIAS:
@@ -356,36 +392,40 @@ def _run(
             gl.thread_barrier()
             b_rate_used = s_scalars.index(phase * 4).load(by_row)
             m_some = gl.abs(b_rate_used) > 1e-12
-            b_dbeta = gl.where(m_some, b_y_dv / gl.where(m_some, b_rate_used, 1.0), s_sums.index(3).load(by_row) + s_sums.index(4).load(by_row))
-            gl.store(p_dbeta + o_line, (b_dbeta / b_norm2).to(p_dbeta.dtype.element_ty))
+            b_longer = s_sums.index(3).load(by_row) + s_sums.index(4).load(by_row)
+            b_dbeta = gl.where(m_some, b_y_dv / gl.where(m_some, b_rate_used, 1.0), b_longer) / b_norm2
+            gl.store(p_dbeta + o_line, b_dbeta.to(p_dbeta.dtype.element_ty), mask=b_row < num)
         fence_async_shared()
         gl.thread_barrier()  # the gradients are written, the channels used up
         mbarrier.arrive(free.index(1), count=1)
-        tma.async_copy_shared_to_global(t_dq, [chunk * C, i_hv * K], s_out.index(0))
-        tma.async_copy_shared_to_global(t_dk, [chunk * C, i_hv * K], s_out.index(1))
-        if p_dg is None:
-            tma.async_copy_shared_to_global(t_dg, [chunk * C, i_hv * K], s_out.index(2))
+        if PLACES == "whole":
+            _send_gradients(t_dq, t_dk, t_dg, s_out, begin, i_hv * K)
+        else:
+            if num >= C:
+                _send_gradients(t_dq, t_dk, t_dg, s_out, begin, i_hv * K)
         phase ^= 1
     tma.store_wait(0)
 
 
 @gluon.jit
 def hopper_gradient_kernel(
-    t_states,  # tiles [V, K] of [B * NC * HV * V, K]
+    t_states,  # tiles [V, K] of [num_chunks * HV * V, K]
     t_dstates,
     t_do,  # tiles [C, V] of [B * T, HV * V]
     t_dv,
     t_v,
     t_o,
-    t_y,  # tiles [C, V] of [2 * B * T, HV * V]: y and what its rounding left
+    t_y,  # tiles [C, V] of [2 * ROWS, HV * V]: y and what its rounding left
     t_q,  # tiles [C, K] of [B * T, H * K], where not BOUNDED
     t_k,
-    t_keys,  # tiles [C, K] of [4 * B * T, HV * K]: q_forward, k_forward, k_back, forward; where BOUNDED
+    t_keys,  # tiles [C, K] of [4 * ROWS, HV * K]: q_forward, k_forward, k_back, forward; where BOUNDED
     t_g,  # tiles [C, K] of [B * T, HV * K]
-    p_A,  # [B * T, HV, C], where beta is given
-    p_G,  # float32 [B * T, HV, C], where beta is given
-    p_rho,  # [B * T, HV]
-    p_norms,  # [3, B * T, HV]
+    p_A,  # [ROWS, HV, C], where beta is given
+    p_G,  # float32 [ROWS, HV, C], where beta is given
+    p_rho,  # [ROWS, HV]
+    p_norms,  # [3, ROWS, HV]
+    p_starts,  # [num_chunks] where PLACES is "packed"
+    p_ends,
     p_beta,  # [B * T, HV]
     p_sign,  # int8 [B * T, HV, K], where SIGNED
     p_A_log,
@@ -393,12 +433,16 @@ def hopper_gradient_kernel(
     t_dq,  # out, tiles [C, K] of [B * T, HV * K]
     t_dk,
     t_dg,  # None where g is float32
-    p_dg,  # out float32 [B * T, HV, K], or None
+    p_dq,  # out [B * T, HV, K], for chunks of fewer tokens
+    p_dk,
+    p_dg,
     p_dbeta,  # out [B * T, HV]
-    p_dlog_rate,  # out float32 [B * NC, HV, K], where HAS_A_LOG
-    p_dbias,  # out float32 [B * NC, HV, K], where HAS_DT_BIAS
-    num_chunks,  # B * NC
-    TOKENS,  # B * T
+    p_dlog_rate,  # out float32 [num_chunks, HV, K], where HAS_A_LOG
+    p_dbias,  # out float32 [num_chunks, HV, K], where HAS_DT_BIAS
+    num_chunks,
+    ROWS,  # the tokens of all chunks, were they whole
+    T,
+    NC,
     scale,
     H: gl.constexpr,
     HV: gl.constexpr,
@@ -413,6 +457,7 @@ def hopper_gradient_kernel(
     BETA_RANGE: gl.constexpr,
     LEVELS: gl.constexpr,  # log2 of C
     BOUNDED: gl.constexpr,
+    PLACES: gl.constexpr,  # "whole", "ragged" (T is no multiple of C) or "packed"
 ):
     """All gradients but dv, chunk by chunk."""
     ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -427,24 +472,26 @@ def hopper_gradient_kernel(
     s_sums = gl.allocate_shared_memory(gl.float32, [5, C], LINE)
     s_S, s_dS = room(1, V, K).index(0), room(1, V, K).index(0)
     s_values, s_channels, s_g = room(6, C, V), room(4 if BOUNDED else 2, C, K), room(1, C, K, t_g.dtype).index(0)
-    s_out = room(3 if p_dg is None else 2, C, K)
+    s_out = room(2 if t_dg is None else 3, C, K)
     s_squares, s_M = room(4 if BOUNDED else 4 * LEVELS, C, C), room(1 if BOUNDED else 2 + LEVELS, C, C)
     gl.warp_specialize(
         [
             (
                 _run,
                 (
-                    p_beta, p_sign, p_A_log, p_dt_bias, p_A, p_G, t_dq, t_dk, t_dg, p_dg, p_dbeta, p_dlog_rate, p_dbias,
+                    p_beta, p_sign, p_A_log, p_dt_bias, p_A, p_G, p_starts, p_ends,
+                    t_dq, t_dk, t_dg, p_dq, p_dk, p_dg, p_dbeta, p_dlog_rate, p_dbias,
                     s_S, s_dS, s_values, s_channels, s_g, s_scalars, s_out, s_squares, s_M, s_sums, ready, free,
-                    num_chunks, scale, HV, K, V, C, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BOUNDED,
+                    num_chunks, T, NC, scale,
+                    HV, K, V, C, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BOUNDED, PLACES,
                 ),
             ),
             (
                 _fetch,
                 (
                     t_states, t_dstates, t_do, t_dv, t_v, t_o, t_y, t_q, t_k, t_keys, t_g,
-                    p_rho, p_norms, s_S, s_dS, s_values, s_channels, s_g, s_scalars, ready, free, num_chunks, TOKENS,
-                    H, HV, K, V, C, BOUNDED,
+                    p_starts, p_ends, p_rho, p_norms, s_S, s_dS, s_values, s_channels, s_g, s_scalars, ready, free,
+                    num_chunks, ROWS, T, NC, H, HV, K, V, C, BOUNDED, PLACES,
                 ),
             ),
         ],

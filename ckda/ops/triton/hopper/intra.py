@@ -21,6 +21,7 @@ from ckda.ops.triton.hopper.tile import (
     barriers,
     by_pairs,
     by_rows,
+    chunk_place,
     given_signs,
     head_gate,
     plus,
@@ -41,13 +42,14 @@ STAGES = gl.constexpr(2)
 
 @gluon.jit
 def _fetch(
-    t_q, t_k, t_g, s_in, s_g, ready, free, num_chunks,
-    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, C: gl.constexpr, GATE_BYTES: gl.constexpr,
+    t_q, t_k, t_g, p_starts, p_ends, s_in, s_g, ready, free, num_chunks, T, NC,
+    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, C: gl.constexpr, GATE_BYTES: gl.constexpr, PLACES: gl.constexpr,
 ):  # fmt: skip
     """One warp that fetches the chunks of this program."""
     n = 0
     for item in range(gl.program_id(0), num_chunks * HV, gl.num_programs(0)):
-        row, i_hv = (item // HV) * C, item % HV
+        row, _ = chunk_place(item // HV, p_starts, p_ends, T, NC, C, PLACES)
+        i_hv = item % HV
         i_h = i_hv // (HV // H)
         slot = n % STAGES
         bar = ready.index(slot)
@@ -140,10 +142,10 @@ def _border_products(b_q, b_k, b_high, b_low, b_diagonal, s_out, s_M, Q: gl.cons
 @gluon.jit
 def _run(
     p_beta, p_sign, p_A_log, p_dt_bias, t_keys, p_A, p_G, p_rho, p_norms, p_start, p_end,
-    s_in, s_g, s_out, s_M, s_lines, ready, free, num_chunks, TOKENS, scale,
+    p_starts, p_ends, s_in, s_g, s_out, s_M, s_lines, ready, free, num_chunks, ROWS, T, NC, scale,
     HV: gl.constexpr, K: gl.constexpr, C: gl.constexpr, GATE: gl.constexpr, SIGNED: gl.constexpr,
     HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr, NORMALIZE: gl.constexpr, BETA_RANGE: gl.constexpr,
-    LEVELS: gl.constexpr, BOUNDED: gl.constexpr,
+    LEVELS: gl.constexpr, BOUNDED: gl.constexpr, PLACES: gl.constexpr,
 ):  # fmt: skip
     """The warps that compute."""
     P: gl.constexpr = product(K, C)
@@ -163,13 +165,16 @@ def _run(
     gl.thread_barrier()
     b_channel = gl.arange(0, K, by_channel)
     b_token = gl.arange(0, C, by_token)[None, :]
-    num_lines = TOKENS.to(gl.int64) * HV
+    num_lines = ROWS.to(gl.int64) * HV
     n = 0
     for item in range(gl.program_id(0), num_chunks * HV, gl.num_programs(0)):
         chunk, i_hv = item // HV, item % HV
         slot, row = n % STAGES, chunk * C
-        o_line = (row + gl.arange(0, C, by_row)).to(gl.int64) * HV + i_hv
-        b_beta = gl.load(p_beta + o_line).to(gl.float32)
+        begin, num = chunk_place(chunk, p_starts, p_ends, T, NC, C, PLACES)
+        b_row = gl.arange(0, C, by_row)
+        o_line = (row + b_row).to(gl.int64) * HV + i_hv
+        p_rate = p_beta + (begin + b_row).to(gl.int64) * HV + i_hv
+        b_beta = gl.load(p_rate, mask=b_row < num, other=0.0).to(gl.float32)
         b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, K, C, HAS_A_LOG, HAS_DT_BIAS)
         mbarrier.wait(ready.index(slot), (n // STAGES) & 1)
 
@@ -177,7 +182,10 @@ def _run(
         b_g = finite_gate(s_g.index(slot).permute((1, 0)).load(P).to(gl.float32), GATE)
         b_log, b_negative = log_gate(b_g, b_rate, b_bias, GATE, False)
         if SIGNED:
-            b_negative = given_signs(p_sign, row + b_token, i_hv, b_channel, HV, K)
+            b_negative = given_signs(p_sign, begin, num, i_hv, K, C, HV, PLACES)
+        if PLACES != "whole":  # what lies behind a sequence is another one's: nothing of it may be seen, not even that it is NaN
+            b_log = gl.where(b_token < num, b_log, 0.0)
+            b_negative = b_negative & (b_token < num)
         b_high = rounded(b_log)
         b_low = rest(b_log, b_high)
         b_cum = span_sums(b_high, b_low, s_M.index(0), K, C)
@@ -186,13 +194,18 @@ def _run(
         # the norms and the learning rate
         b_q = s_in.index(slot * 2).load(R).to(gl.float32)
         b_k = s_in.index(slot * 2 + 1).load(R).to(gl.float32)
+        if PLACES != "whole":
+            b_q, b_k = gl.where((b_row < num)[:, None], b_q, 0.0), gl.where((b_row < num)[:, None], b_k, 0.0)
         b_inverse, b_power, b_norm2 = _used_norms(b_q, b_k, NORMALIZE)
         s_lines.index(0).store(b_inverse * scale)
         s_lines.index(1).store(b_power)
         if not BOUNDED:
             b_q = rounded(b_q * (b_inverse * scale)[:, None]).to(gl.float32)
             s_lines.index(2).store(gl.sum(b_q * b_k, 1) * b_power)
-        gl.store(p_rho + o_line, learning_rate(b_beta, BETA_RANGE) / b_norm2)
+        b_rho = learning_rate(b_beta, BETA_RANGE) / b_norm2
+        if PLACES != "whole":
+            b_rho = gl.where(b_row < num, b_rho, 0.0)
+        gl.store(p_rho + o_line, b_rho)
         gl.store(p_norms + o_line, b_inverse)
         gl.store(p_norms + num_lines + o_line, b_power)
         gl.store(p_norms + 2 * num_lines + o_line, b_norm2)
@@ -203,6 +216,8 @@ def _run(
         b_cum, b_count = warpgroup_mma_wait(0, deps=[b_cum, b_count])
         b_q = s_in.index(slot * 2).permute((1, 0)).load(P).to(gl.float32) * s_lines.index(0).load(by_token)[None, :]
         b_k = s_in.index(slot * 2 + 1).permute((1, 0)).load(P).to(gl.float32) * s_lines.index(1).load(by_token)[None, :]
+        if PLACES != "whole":
+            b_q, b_k = gl.where(b_token < num, b_q, 0.0), gl.where(b_token < num, b_k, 0.0)
         o_slot = gl.cast(item, gl.int64) * K + b_channel
         if BOUNDED:
             _bounded_tiles(rounded(b_q), b_k, b_cum, b_count, s_out, p_start, p_end, o_slot, C)
@@ -223,7 +238,7 @@ def _run(
         gl.thread_barrier()  # the tiles are written, and q, k and g used up
         mbarrier.arrive(free.index(slot), count=1)
         for i in gl.static_range(TILES):
-            tma.async_copy_shared_to_global(t_keys, [i * TOKENS + row, i_hv * K], s_out.index(i))
+            tma.async_copy_shared_to_global(t_keys, [i * ROWS + row, i_hv * K], s_out.index(i))
 
         # the products of tokens with tokens
         if BOUNDED:
@@ -240,19 +255,23 @@ def hopper_intra_kernel(
     t_q,  # tiles [C, K] of [B * T, H * K]
     t_k,
     t_g,  # tiles [C, K] of [B * T, HV * K]
+    p_starts,  # [num_chunks] where PLACES is "packed"
+    p_ends,
     p_beta,  # [B * T, HV]
     p_sign,  # int8 [B * T, HV, K], where SIGNED
     p_A_log,
     p_dt_bias,
-    t_keys,  # out, tiles [C, K] of [4 * B * T, HV * K]: q_forward, k_forward, k_back and, where BOUNDED, forward
-    p_A,  # out [B * T, HV, C]
-    p_G,  # out float32 [B * T, HV, C]
-    p_rho,  # out float32 [B * T, HV]
-    p_norms,  # out float32 [3, B * T, HV]
-    p_start,  # out float32 [B * NC, HV, K]
-    p_end,  # out float32 [B * NC, HV, K]
-    num_chunks,  # B * NC
-    TOKENS,  # B * T
+    t_keys,  # out, tiles [C, K] of [4 * ROWS, HV * K]: q_forward, k_forward, k_back and, where BOUNDED, forward
+    p_A,  # out [ROWS, HV, C]
+    p_G,  # out float32 [ROWS, HV, C]
+    p_rho,  # out float32 [ROWS, HV]
+    p_norms,  # out float32 [3, ROWS, HV]
+    p_start,  # out float32 [num_chunks, HV, K]
+    p_end,  # out float32 [num_chunks, HV, K]
+    num_chunks,
+    ROWS,  # num_chunks * C: what is left for others has room for whole chunks
+    T,
+    NC,
     scale,
     H: gl.constexpr,
     HV: gl.constexpr,
@@ -266,6 +285,7 @@ def hopper_intra_kernel(
     BETA_RANGE: gl.constexpr,
     LEVELS: gl.constexpr,  # log2 of C
     BOUNDED: gl.constexpr,
+    PLACES: gl.constexpr,  # "whole", "ragged" (T is no multiple of C) or "packed"
 ):
     """What of a chunk does not depend on the state."""
     ready, free = barriers(STAGES, 1)
@@ -279,11 +299,14 @@ def hopper_intra_kernel(
                 _run,
                 (
                     p_beta, p_sign, p_A_log, p_dt_bias, t_keys, p_A, p_G, p_rho, p_norms, p_start, p_end,
-                    s_in, s_g, s_out, s_M, s_lines, ready, free, num_chunks, TOKENS, scale,
-                    HV, K, C, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BOUNDED,
+                    p_starts, p_ends, s_in, s_g, s_out, s_M, s_lines, ready, free, num_chunks, ROWS, T, NC, scale,
+                    HV, K, C, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BOUNDED, PLACES,
                 ),
             ),
-            (_fetch, (t_q, t_k, t_g, s_in, s_g, ready, free, num_chunks, H, HV, K, C, GATE_BYTES)),
+            (
+                _fetch,
+                (t_q, t_k, t_g, p_starts, p_ends, s_in, s_g, ready, free, num_chunks, T, NC, H, HV, K, C, GATE_BYTES, PLACES),
+            ),
         ],
         [1],
         [24],

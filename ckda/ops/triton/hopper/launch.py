@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ckda.ops.triton.hopper import BV, tried
-from ckda.ops.triton.launch import Launch, aligned, gate_arguments
+from ckda.ops.triton.launch import Launch, aligned, contiguous, gate_arguments
 from ckda.ops.triton.plan import Passed, Work, gradient_outputs
 from ckda.ops.triton.portable import launch as portable
 
@@ -51,11 +51,25 @@ def _tiles(x: Tensor, width: int, rows: int, columns: int) -> "TensorDescriptor"
     return tiles
 
 
+def _place_arguments(w: Work) -> dict[str, Any]:
+    """Where the chunks lie, for the kernels that take them one by one."""
+    p, where = w.p, w.where
+    return {
+        "p_starts": where.starts,
+        "p_ends": where.ends,
+        "num_chunks": p.slots,
+        "ROWS": p.rows,
+        "T": p.T,
+        "NC": p.NC,
+        "PLACES": p.places,
+    }
+
+
 def intra(w: Work, G: Tensor) -> Launch:
     """What does not depend on the state, two programs a multiprocessor."""
     call, p, x, _ = w
     given = gate_arguments(call, ("q", "k", "g"))
-    arguments = {name: given[name] for name in GATE_ARGUMENTS} | {
+    arguments = {name: given[name] for name in GATE_ARGUMENTS} | _place_arguments(w) | {
         "t_q": _tiles(aligned(call.q), p.H * p.K, p.C, p.K),
         "t_k": _tiles(aligned(call.k), p.H * p.K, p.C, p.K),
         "t_g": _tiles(aligned(call.g), p.HV * p.K, p.C, p.K),
@@ -66,8 +80,6 @@ def intra(w: Work, G: Tensor) -> Launch:
         "p_norms": x.norms,
         "p_start": x.start,
         "p_end": x.end,
-        "num_chunks": p.slots,
-        "TOKENS": p.B * p.T,
         "C": p.C,
         "LEVELS": p.C.bit_length() - 1,
         "BOUNDED": p.bounded,
@@ -86,8 +98,12 @@ def _pass_arguments(w: Work, segments: range) -> dict[str, Any]:
         "p_norm2": x.norms[2],
         "p_start": x.start,
         "p_end": x.end,
-        "TOKENS": p.B * p.T,
+        "p_cu_seqlens": contiguous(w.call.cu_seqlens),
+        "p_first": w.where.first,
+        "ROWS": p.rows,
+        "T": p.T,
         "NC": p.NC,
+        "PLACES": p.places,
         "SEGMENT": p.segment,
         "FIRST_SEGMENT": segments.start,
         "NUM_SEGMENTS": len(segments),
@@ -109,6 +125,7 @@ def states(
         "t_v": None if summary == "transition" else _tiles(aligned(call.v), width, p.C, BV),
         "p_initial": initial,
         "t_o": _tiles(o, width, p.C, BV) if outputs and o is not None else None,
+        "p_o": o if p.padded else None,
         "t_y": _tiles(x.y, width, p.C, BV) if outputs else None,
         "t_states": _tiles(x.states, p.K, BV, p.K) if outputs else None,
         "p_final": final,
@@ -132,6 +149,7 @@ def reverse(
         "t_do": _tiles(do, width, p.C, BV),
         "p_dfinal": dfinal,
         "t_dv": None if passed is None else _tiles(passed.dv, width, p.C, BV),
+        "p_dv": None if passed is None or not p.padded else passed.dv,
         "t_dstates": None if passed is None else _tiles(passed.dstates, p.K, BV, p.K),
         "p_dinitial": dinitial,
         "V": p.V,
@@ -151,7 +169,7 @@ def gradients(w: Work, o: Tensor, do: Tensor, passed: Passed) -> tuple[list[Laun
     out = gradient_outputs(w, p.dtype)
     keys, values = p.HV * p.K, p.HV * p.V
     given = gate_arguments(call, ("q", "k", "g"))
-    arguments = {name: given[name] for name in GATE_ARGUMENTS} | {
+    arguments = {name: given[name] for name in GATE_ARGUMENTS} | _place_arguments(w) | {
         "t_states": _tiles(x.states, p.K, p.V, p.K),
         "t_dstates": _tiles(passed.dstates, p.K, p.V, p.K),
         "t_do": _tiles(do, values, p.C, p.V),
@@ -170,12 +188,12 @@ def gradients(w: Work, o: Tensor, do: Tensor, passed: Passed) -> tuple[list[Laun
         "t_dq": _tiles(out["p_dq"], keys, p.C, p.K),
         "t_dk": _tiles(out["p_dk"], keys, p.C, p.K),
         "t_dg": _tiles(out["p_dg"], keys, p.C, p.K) if call.g.dtype == p.dtype else None,
-        "p_dg": None if call.g.dtype == p.dtype else out["p_dg"],
+        "p_dq": out["p_dq"] if p.padded else None,
+        "p_dk": out["p_dk"] if p.padded else None,
+        "p_dg": out["p_dg"] if p.padded or call.g.dtype != p.dtype else None,
         "p_dbeta": out["p_dbeta"],
         "p_dlog_rate": out["p_dlog_rate"],
         "p_dbias": out["p_dbias"],
-        "num_chunks": p.slots,
-        "TOKENS": p.B * p.T,
         "V": p.V,
         "C": p.C,
         "LEVELS": p.C.bit_length() - 1,

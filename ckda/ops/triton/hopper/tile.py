@@ -10,6 +10,7 @@ __all__ = [
     "barriers",
     "by_pairs",
     "by_rows",
+    "chunk_place",
     "given_signs",
     "head_gate",
     "left_operand",
@@ -118,9 +119,30 @@ def span_sums(b_high, b_low, s_M, rows: gl.constexpr, columns: gl.constexpr):
 
 
 @gluon.jit
-def given_signs(p_sign, o_token, i_hv, b_channel, HV: gl.constexpr, K: gl.constexpr):
-    """Whether alpha < 0 [K, C], of tokens whose places in [B * T] are o_token [1, C]."""
-    return gl.load(p_sign + (o_token.to(gl.int64) * HV + i_hv) * K + b_channel[:, None]) < 0
+def chunk_place(chunk, p_starts, p_ends, T, NC, C: gl.constexpr, PLACES: gl.constexpr):
+    """The first token of a chunk in [B * T], and how many it has: C where PLACES is "whole"."""
+    if PLACES == "packed":
+        begin = gl.load(p_starts + chunk).to(gl.int32)
+        num = gl.load(p_ends + chunk).to(gl.int32) - begin
+    elif PLACES == "whole":
+        begin, num = chunk * C, C
+    else:
+        at = chunk % NC * C
+        begin = chunk // NC * T + at
+        num = gl.minimum(T - at, C)
+    return begin, num
+
+
+@gluon.jit
+def given_signs(p_sign, begin, num, i_hv, K: gl.constexpr, C: gl.constexpr, HV: gl.constexpr, PLACES: gl.constexpr):
+    """Whether alpha < 0 [K, C], of a chunk's tokens."""
+    b_token = gl.arange(0, C, gl.SliceLayout(0, product(K, C)))[None, :]
+    b_channel = gl.arange(0, K, gl.SliceLayout(1, product(K, C)))[:, None]
+    o_sign = ((begin + b_token).to(gl.int64) * HV + i_hv) * K + b_channel
+    if PLACES == "whole":
+        return gl.load(p_sign + o_sign) < 0
+    else:
+        return gl.load(p_sign + o_sign, mask=(b_token < num) & (b_channel < K), other=1) < 0
 
 
 @gluon.jit

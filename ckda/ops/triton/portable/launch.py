@@ -80,6 +80,8 @@ def solver(w: Work, G: Tensor) -> Launch:
     """The triangular inverse of every chunk; Hopper has no other."""
     p = w.p
     arguments = _place_arguments(w) | w.x.arguments("rho", *SQUARES[1:])
+    if p.padded:
+        arguments |= {"p_starts": None, "p_ends": None, "T": p.rows, "NC": p.slots, "PACKED": False}
     arguments |= {"p_G": G, "LEVELS": p.C.bit_length() - 2, "SPLIT": p.split}
     return Launch(solver_kernel, (p.slots, p.HV), arguments, num_warps=1)
 
@@ -227,7 +229,7 @@ def _gradient(w: Work, out: dict[str, Any]) -> Launch:
 def _between(w: Work, out: dict[str, Any]) -> dict[str, Tensor]:
     """What the last three kernels leave for each other; in a gradient's own place where its dtype has the range."""
     p, x = w.p, w.x
-    square = (p.B, p.T, p.HV, p.C)
+    square = (p.rows, p.HV, p.C)
 
     def beside(given: Tensor) -> Tensor:
         return given if given.dtype in (torch.bfloat16, torch.float32) else torch.empty_like(given, dtype=torch.float32)
