@@ -31,6 +31,7 @@ from tests.ops.common import (
     rowwise,
     run,
     slice_batch,
+    slice_time,
 )
 
 triton = pytest.importorskip("triton")
@@ -589,7 +590,7 @@ def test_the_form_depends_on_length_and_width_alone() -> None:
 
 def test_when_the_kernels_for_hopper_serve_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on such a GPU: never by batch or heads, and every other call has a reason that stands in the choice."""
-    monkeypatch.setattr(hopper, "_device_refuses", lambda device: None)
+    monkeypatch.setattr(hopper, "device_refuses", lambda device: None)
     fit: dict[str, Any] = {"T": 64, "K": 64, "V": 128}
     for B, H, HV in ((1, 1, 1), (64, 1, 2), (2, 16, 16)):
         assert _form(**fit, B=B, H=H, HV=HV) == "triton-hopper"
@@ -608,6 +609,17 @@ def test_when_the_kernels_for_hopper_serve_a_call(monkeypatch: pytest.MonkeyPatc
         assert form == "triton-portable"
         assert words in reason
         assert words in str(hopper.refuses(call))
+
+
+def test_the_question_for_hopper_can_be_compiled() -> None:
+    x = torch.zeros(1, 32, 1, 64, dtype=torch.bfloat16)
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def scaled(x: Tensor) -> Tensor:
+        return x * (2 if hopper.refuses(OpCall(x, x, x, x, x[..., 0])) is None else 3)
+
+    wanted = 2 if hopper.refuses(OpCall(x, x, x, x, x[..., 0])) is None else 3
+    assert torch.equal(scaled(x + 1), (x + 1) * wanted)
 
 
 @in_interpreter
@@ -839,6 +851,39 @@ def test_segments_on_a_gpu(T: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run(kept.call, "triton")
     assert not torch.equal(whole["state"], kept.results["state"])
     check_kernels([kept._replace(plain=whole)])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("gate", "K"), [("signed", 64), ("softplus", 128), (None, 64)])
+def test_the_future_does_not_leak_on_a_gpu(gate: str | None, K: int) -> None:
+    """Not by rounding either: tokens of the same chunk, of its other half, and one token more or less."""
+    call = make_call(B=1, T=96, initial=True, **(ON_GPU | {"gate": gate, "K": K, "V": K}))
+    before = run(call, "triton", gradients=False)["o"]
+    for t in (5, 15, 40, 63, 95):
+        after = run(perturbed(call, t), "triton", gradients=False)["o"]
+        assert torch.equal(before[:, :t], after[:, :t]), f"token {t} changes earlier outputs"
+    shorter = run(slice_time(call, slice(0, 75)), "triton", gradients=False)["o"]
+    assert torch.equal(before[:, :75], shorter)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("gate", "K"), [("signed", 128), ("softplus", 64)])
+def test_packed_gives_the_bits_of_separate_sequences_on_a_gpu(gate: str, K: int) -> None:
+    """Forward and backward, beside a sequence of NaN, and though chunks are not whole."""
+    bounds = [0, 70, 70, 102, 103, 230, 300]
+    call = make_call(B=1, T=300, initial=True, cu_seqlens=bounds, **(ON_GPU | {"gate": gate, "K": K, "V": K}))
+    for name in ("q", "k", "v", "g", "beta"):
+        call[name][:, 103:230] = math.nan
+    packed = run(call, "triton")
+    assert packed["o"][:, 103:230].isnan().all()
+    for n, (start, end) in enumerate(pairwise(bounds)):
+        if start == end or start == 103:
+            continue
+        alone = run(member(call, n), "triton", "os")
+        parts = {name: packed[name][:, start:end] for name in ("o", "dq", "dk", "dv", "dg", "dbeta")}
+        parts |= {name: packed[name][n : n + 1] for name in ("state", "dinitial_state")}
+        forward = ("o", "state")
+        assert_same_bits({name: parts[name] for name in forward}, {name: alone[name] for name in forward})
 
 
 @pytest.mark.gpu

@@ -19,7 +19,6 @@ def tried() -> bool:
     return triton.__version__.startswith("3.6.")
 
 
-@torch.compiler.assume_constant_result
 @cache
 def _device_refuses(device: torch.device) -> str | None:
     """Why the kernels do not run there, or None. An AMD card may call itself 9.x too."""
@@ -30,6 +29,15 @@ def _device_refuses(device: torch.device) -> str | None:
     if not tried():
         return f"they are written for Triton 3.6, and this is {triton.__version__}"
     return "Triton interprets, and they have no interpreter" if triton.knobs.runtime.interpret else None
+
+
+def device_refuses(device: torch.device) -> str | None:
+    """:func:`_device_refuses`; torch.compile does not look inside."""
+    return _device_refuses(device)
+
+
+# torch.compiler.assume_constant_result, which would import the compiler
+device_refuses._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def unfit(call: Call) -> str | None:
@@ -50,4 +58,4 @@ def unfit(call: Call) -> str | None:
 
 def refuses(call: Call) -> str | None:
     """Why the kernels cannot serve the call, or None: by device, dtype and shape, never by the batch or the number of heads."""
-    return _device_refuses(call.q.device) or unfit(call)
+    return device_refuses(call.q.device) or unfit(call)
