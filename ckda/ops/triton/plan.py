@@ -53,7 +53,9 @@ class Plan(NamedTuple):
     num_segments: int
     dtype: torch.dtype  #: of q, k and v
     work_dtype: torch.dtype  #: of what one kernel leaves for another: decayed q and k, A, y, the states
-    bounded: bool  #: whether |alpha| is at least e^-5
+    #: whether decays are taken from the chunk's middle and kept for the backward, which then needs neither the gates nor q and k:
+    #: |alpha| is at least e^-5, and products take half precision
+    bounded: bool
     padded: bool  #: whether what kernels leave for each other has room for whole chunks: Hopper's, where chunks are not
     given: (
         bool  #: whether beta is the learning rate itself, which may be zero: its gradient then needs more than dr . y
@@ -68,11 +70,6 @@ class Plan(NamedTuple):
     def dot(self) -> str:
         """The precision of products: bfloat16 operands for bfloat16 inputs, three TF32 products otherwise."""
         return FAST.get(self.dtype, "tf32x3")
-
-    @property
-    def keeps_forward(self) -> bool:
-        """Whether the forward pass keeps the decays for the backward, which then needs neither the gates nor q and k."""
-        return self.split and self.bounded
 
     @property
     def segments(self) -> range:
@@ -118,7 +115,7 @@ def plan(call: Call) -> Plan:
         num_segments=-(-NC // SEGMENT) if long else 1,
         dtype=dtype,
         work_dtype=dtype if dtype in FAST else torch.float32,
-        bounded=call.gate in ("signed", "sigmoid"),
+        bounded=call.gate in ("signed", "sigmoid") and dtype in FAST,
         padded=call.backend == "triton-hopper" and (packed or T % CHUNK > 0),
         given=not call.beta_range,
     )
@@ -182,7 +179,7 @@ def empty_saved(call: Call, p: Plan) -> Saved:
 
     keys, values, square = ((p.rows, p.HV, n) for n in (p.K, p.V, p.C))
     return Saved(
-        keys=empty(4 if p.keeps_forward else 3, *keys, dtype=p.work_dtype),
+        keys=empty(4 if p.bounded else 3, *keys, dtype=p.work_dtype),
         squares=empty(4 if p.split else 2, *square, dtype=p.work_dtype),
         G=empty(*(square if p.given else (0,))),
         rho=empty(p.rows, p.HV),

@@ -5,9 +5,10 @@ Names in the kernels: b_ a tile in registers, p_ pointers, o_ offsets, m_ a mask
 large products have at least 64 rows, the height of Hopper's matrix instruction, and so that one product's accumulators
 are the next one's left operand without leaving the registers.
 
-Two precisions. With bfloat16 inputs and bounded gates logs are float32 and products take bfloat16 operands, accumulated in
+Two precisions, logs and their sums in float32 in both. With bfloat16 inputs products take bfloat16 operands, accumulated in
 float32; what is repeated from chunk to chunk is kept to 16 bits by splitting an operand in two, the solver to 24 in three. With
-other inputs products are three TF32 products, and logs and their sums are float64 (WIDE), as they are for gates without a bound.
+other inputs products are three TF32 products (WIDE), keys' lengths are float64, and all gates go the way of those without a bound:
+no large sums are subtracted from each other there, so float32 is enough.
 """
 
 import triton
@@ -91,19 +92,21 @@ def _log2(b_x):
 
 
 @triton.jit
-def _log1p_small(b_e):
-    """log(1 + e), 0 <= e <= 1: a small e is its own logarithm but for its square."""
-    return tl.where(b_e < 1e-5, b_e - 0.5 * b_e * b_e, tl.log(1.0 + b_e))
+def _log1p(b_x):
+    """log(1 + x) for -1 < x <= 1, to the last digits also where x is small: the rounding of 1 + x is divided out again."""
+    b_sum = 1.0 + b_x
+    b_rounded = b_sum - 1.0
+    b_some = tl.where(b_rounded == 0.0, 1.0, b_rounded)
+    return tl.where(b_rounded == 0.0, b_x, tl.log(b_sum) * (b_x / b_some))
 
 
 @triton.jit
-def log_gate(b_g, b_rate, b_bias, GATE: tl.constexpr, WIDE: tl.constexpr):
-    """log2|alpha| and whether alpha < 0 (ckda.ops.gate.evaluate_gate) from the raw projection [BK, C].
+def log_gate(b_g, b_rate, b_bias, GATE: tl.constexpr, EXACT: tl.constexpr):
+    """log2|alpha| and whether alpha < 0 (ckda.ops.gate.evaluate_gate) from the raw projection [BK, C], in float32.
 
-    b_rate is exp(A_log), b_bias dt_bias, broadcastable to g. GATE "none": g is log|alpha| itself, and not negative.
+    b_rate is exp(A_log), b_bias dt_bias, broadcastable to g. GATE "none": g is log|alpha| itself, and not negative. EXACT: all
+    digits of a logarithm near zero; else to the rounding of alpha.
     """
-    if WIDE:
-        b_g, b_rate, b_bias = b_g.to(tl.float64), b_rate.to(tl.float64), b_bias.to(tl.float64)
     if GATE == "none":
         b_log = tl.maximum(b_g * LOG2E, ZERO_GATE, propagate_nan=tl.PropagateNan.ALL)
         b_negative = b_g > float("inf")
@@ -111,7 +114,10 @@ def log_gate(b_g, b_rate, b_bias, GATE: tl.constexpr, WIDE: tl.constexpr):
         b_u = b_rate * (b_g + b_bias)
         b_e = _exp_minus(b_u)
         b_alpha = (1.0 - (1.0 - 2.0 * EPS) * b_e) / (1.0 + b_e)
-        b_log = tl.log2(b_alpha) if WIDE else _log2(b_alpha)
+        b_log = _log2(b_alpha)
+        if EXACT:
+            b_near = _log1p(tl.maximum(-2.0 * (1.0 - EPS) * b_e / (1.0 + b_e), -0.75)) * LOG2E
+            b_log = tl.where(b_alpha < 0.5, tl.log2(b_alpha), b_near)
         b_negative = b_u < 0
     elif GATE == "sigmoid":
         b_u = b_rate * (b_g + b_bias)
@@ -120,8 +126,7 @@ def log_gate(b_g, b_rate, b_bias, GATE: tl.constexpr, WIDE: tl.constexpr):
         b_negative = b_u > float("inf")
     else:
         b_x = b_g + b_bias
-        b_e = _exp_minus(b_x)
-        b_log = -b_rate * (tl.maximum(b_x, 0.0) + _log1p_small(b_e)) * LOG2E
+        b_log = -b_rate * (tl.maximum(b_x, 0.0) + _log1p(_exp_minus(b_x))) * LOG2E
         b_log = tl.maximum(b_log, ZERO_GATE, propagate_nan=tl.PropagateNan.ALL)
         b_negative = b_x > float("inf")
     return b_log, b_negative
@@ -152,7 +157,7 @@ def alpha_gate(b_g, b_rate, b_bias, GATE: tl.constexpr):
         b_alpha = tl.exp(-5.0 * tl.where(b_u < 0, b_e, 1.0) / (1.0 + b_e))
     else:
         b_x = b_g + b_bias
-        b_alpha = tl.exp(-b_rate * (tl.maximum(b_x, 0.0) + _log1p_small(_exp_minus(b_x))))
+        b_alpha = tl.exp(-b_rate * (tl.maximum(b_x, 0.0) + _log1p(_exp_minus(b_x))))
     return b_alpha
 
 
@@ -176,7 +181,7 @@ def gate_gradient(b_dlog, b_g, b_rate, b_bias, GATE: tl.constexpr):
     else:
         b_x = b_g + b_bias
         b_e = _exp_minus(b_x)
-        b_softplus = tl.maximum(b_x, 0.0) + _log1p_small(b_e)
+        b_softplus = tl.maximum(b_x, 0.0) + _log1p(b_e)
         b_dg = -b_dlog * b_rate * tl.where(b_x < 0, b_e, 1.0) / (1.0 + b_e)
         b_drate = -b_dlog * b_rate * b_softplus
     return b_dg, b_drate
@@ -326,7 +331,7 @@ def sign_through(b_negative, C: tl.constexpr, DOT: tl.constexpr):
 
 
 @triton.jit
-def bounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr, WIDE: tl.constexpr):
+def bounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr):
     """All decays of a chunk by way of its middle, for gates of at least e^-5: (forward, back, start, end).
 
     With m the whole number next to log2|gamma_a|, a the middle token: forward, back [BK, C] are gamma_i / 2^m, 2^m / gamma_i, and
@@ -336,14 +341,12 @@ def bounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr, WIDE: 
     rounding. Hence only the broken part of an exponent is raised, and the whole part added to the bits of the result.
     """
     b_from, b_to = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    b_cum = tl.cumsum(b_log, 1) if WIDE else token_sums(b_log, tl.where(b_from <= b_to, 1.0, 0.0), DOT, False)
+    b_cum = token_sums(b_log, tl.where(b_from <= b_to, 1.0, 0.0), DOT, False)
     b_sign = sign_through(b_negative, C, DOT)
-    b_round = b_cum.to(tl.float32) + ROUND
-    b_broken = (b_cum - (b_round - ROUND)).to(tl.float32)
-    b_middle = at_token(b_cum, C // 2 - 1, C).to(tl.float32) + ROUND
+    b_round = b_cum + ROUND
+    b_broken = b_cum - (b_round - ROUND)
+    b_middle = at_token(b_cum, C // 2 - 1, C) + ROUND
     b_shift = (b_round.to(tl.int32, bitcast=True) - b_middle.to(tl.int32, bitcast=True)[:, None]) << 23
-    if WIDE:  # sums of NaN alone have no shift among each other, but a scan has numbers before the first NaN
-        b_shift = tl.where(b_broken == b_broken, b_shift, 0)
     b_forward = ((tl.exp2(b_broken).to(tl.int32, bitcast=True) + b_shift) ^ b_sign).to(tl.float32, bitcast=True)
     b_back = ((tl.exp2(-b_broken).to(tl.int32, bitcast=True) - b_shift) ^ b_sign).to(tl.float32, bitcast=True)
     return b_forward, b_back, tl.exp2(b_middle - ROUND), at_token(b_forward, C - 1, C)

@@ -116,7 +116,9 @@ def _fetch(
 
 
 @gluon.jit
-def _bounded_channels(b_dq, b_dk, b_dk_end, b_through, b_rho, s_channels, s_squares, s_M, K: gl.constexpr, C: gl.constexpr):
+def _bounded_channels(
+    b_dq, b_dk, b_dk_end, b_through, b_rho, s_channels, s_squares, s_M, K: gl.constexpr, C: gl.constexpr
+):
     """dq and dk but for the diagonal pairs, the gates' gradient (begun), what reaches the end, q and k; from decayed tiles.
 
     b_dq, b_dk, b_dk_end are S do, - S dr, dS u.
@@ -150,7 +152,14 @@ def _bounded_channels(b_dq, b_dk, b_dk_end, b_through, b_rho, s_channels, s_squa
     b_dq += b_kb_low
     b_forward = s_channels.index(3).permute((1, 0)).load(P).to(gl.float32)
     b_back = 1.0 / b_forward
-    return b_dq * b_forward, b_dk * b_forward + b_dk_end * b_back, b_dlog, b_through, b_query * b_back, b_key * b_forward
+    return (
+        b_dq * b_forward,
+        b_dk * b_forward + b_dk_end * b_back,
+        b_dlog,
+        b_through,
+        b_query * b_back,
+        b_key * b_forward,
+    )
 
 
 @gluon.jit
@@ -194,7 +203,9 @@ def _unbounded_channels(
 
 
 @gluon.jit
-def _store_squares(b_D, b_dA, b_rho, s_squares, Q: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, BOUNDED: gl.constexpr):
+def _store_squares(
+    b_D, b_dA, b_rho, s_squares, Q: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, BOUNDED: gl.constexpr
+):
     """D and dA as operands in two parts; where not BOUNDED N + N^T, N = D rho, and dA, of each border's pairs."""
     b_row = gl.arange(0, C, gl.SliceLayout(1, Q))[:, None]
     b_column = gl.arange(0, C, gl.SliceLayout(0, Q))[None, :]
@@ -275,7 +286,9 @@ def _run(
         b_rho = s_scalars.index(phase * 4).load(gl.SliceLayout(0, Q))[None, :]
         b_length = gl.sqrt(s_scalars.index(phase * 4 + 3).load(gl.SliceLayout(1, Q)))
         m_lower = b_from > b_to
-        if PLACES != "whole":  # what lies behind a sequence is another one's: nothing of it may be seen, not even that it is NaN
+        if (
+            PLACES != "whole"
+        ):  # what lies behind a sequence is another one's: nothing of it may be seen, not even that it is NaN
             m_lower = m_lower & (b_from < num)
             b_dA = gl.where(b_from < num, b_dA, 0.0)
         b_D = gl.where(m_lower, b_D / b_length[:, None], 0.0)
@@ -320,7 +333,10 @@ def _run(
                 b_dq, b_dk, b_dk_end * b_rho, b_through, b_rho, s_channels, s_squares, s_M, K, C
             )
         else:
-            b_inverse, b_power = s_scalars.index(phase * 4 + 1).load(by_token), s_scalars.index(phase * 4 + 2).load(by_token)
+            b_inverse, b_power = (
+                s_scalars.index(phase * 4 + 1).load(by_token),
+                s_scalars.index(phase * 4 + 2).load(by_token),
+            )
             b_q = s_channels.index(0).permute((1, 0)).load(P).to(gl.float32) * (b_inverse * scale)[None, :]
             b_k = s_channels.index(1).permute((1, 0)).load(P).to(gl.float32) * b_power[None, :]
             b_g = finite_gate(s_g.permute((1, 0)).load(P).to(gl.float32), GATE)

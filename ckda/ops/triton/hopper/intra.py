@@ -116,7 +116,9 @@ def _pair_products(s_query, s_key, Q: gl.constexpr, C: gl.constexpr):
 
 
 @gluon.jit
-def _border_products(b_q, b_k, b_high, b_low, b_diagonal, s_out, s_M, Q: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr):
+def _border_products(
+    b_q, b_k, b_high, b_low, b_diagonal, s_out, s_M, Q: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr
+):
     """A and G border by border (`_unbounded_products`), by way of two pairs of tiles that take turns."""
     K: gl.constexpr = b_q.shape[0]
     b_row = gl.arange(0, C, gl.SliceLayout(1, Q))[:, None]
@@ -183,7 +185,9 @@ def _run(
         b_log, b_negative = log_gate(b_g, b_rate, b_bias, GATE, False)
         if SIGNED:
             b_negative = given_signs(p_sign, begin, num, i_hv, K, C, HV, PLACES)
-        if PLACES != "whole":  # what lies behind a sequence is another one's: nothing of it may be seen, not even that it is NaN
+        if (
+            PLACES != "whole"
+        ):  # what lies behind a sequence is another one's: nothing of it may be seen, not even that it is NaN
             b_log = gl.where(b_token < num, b_log, 0.0)
             b_negative = b_negative & (b_token < num)
         b_high = rounded(b_log)

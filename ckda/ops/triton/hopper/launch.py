@@ -23,7 +23,20 @@ if tried():
 __all__ = ["gradients", "intra", "reverse", "states"]
 
 GATE_ARGUMENTS = (
-    *("p_beta", "p_sign", "p_A_log", "p_dt_bias", "scale", "H", "HV", "K", "GATE", "SIGNED", "HAS_A_LOG", "HAS_DT_BIAS"),
+    *(
+        "p_beta",
+        "p_sign",
+        "p_A_log",
+        "p_dt_bias",
+        "scale",
+        "H",
+        "HV",
+        "K",
+        "GATE",
+        "SIGNED",
+        "HAS_A_LOG",
+        "HAS_DT_BIAS",
+    ),
     *("NORMALIZE", "BETA_RANGE"),
 )
 
@@ -69,21 +82,25 @@ def intra(w: Work, G: Tensor) -> Launch:
     """What does not depend on the state, two programs a multiprocessor."""
     call, p, x, _ = w
     given = gate_arguments(call, ("q", "k", "g"))
-    arguments = {name: given[name] for name in GATE_ARGUMENTS} | _place_arguments(w) | {
-        "t_q": _tiles(aligned(call.q), p.H * p.K, p.C, p.K),
-        "t_k": _tiles(aligned(call.k), p.H * p.K, p.C, p.K),
-        "t_g": _tiles(aligned(call.g), p.HV * p.K, p.C, p.K),
-        "t_keys": _tiles(x.keys, p.HV * p.K, p.C, p.K),
-        "p_A": x.squares,
-        "p_G": G,
-        "p_rho": x.rho,
-        "p_norms": x.norms,
-        "p_start": x.start,
-        "p_end": x.end,
-        "C": p.C,
-        "LEVELS": p.C.bit_length() - 1,
-        "BOUNDED": p.bounded,
-    }
+    arguments = (
+        {name: given[name] for name in GATE_ARGUMENTS}
+        | _place_arguments(w)
+        | {
+            "t_q": _tiles(aligned(call.q), p.H * p.K, p.C, p.K),
+            "t_k": _tiles(aligned(call.k), p.H * p.K, p.C, p.K),
+            "t_g": _tiles(aligned(call.g), p.HV * p.K, p.C, p.K),
+            "t_keys": _tiles(x.keys, p.HV * p.K, p.C, p.K),
+            "p_A": x.squares,
+            "p_G": G,
+            "p_rho": x.rho,
+            "p_norms": x.norms,
+            "p_start": x.start,
+            "p_end": x.end,
+            "C": p.C,
+            "LEVELS": p.C.bit_length() - 1,
+            "BOUNDED": p.bounded,
+        }
+    )
     programs = min(p.slots * p.HV, 2 * _multiprocessors(call.v.device))
     return Launch(hopper_intra_kernel, (programs,), arguments, num_warps=p.K // 16, maxnreg=80)
 
@@ -169,35 +186,39 @@ def gradients(w: Work, o: Tensor, do: Tensor, passed: Passed) -> tuple[list[Laun
     out = gradient_outputs(w, p.dtype)
     keys, values = p.HV * p.K, p.HV * p.V
     given = gate_arguments(call, ("q", "k", "g"))
-    arguments = {name: given[name] for name in GATE_ARGUMENTS} | _place_arguments(w) | {
-        "t_states": _tiles(x.states, p.K, p.V, p.K),
-        "t_dstates": _tiles(passed.dstates, p.K, p.V, p.K),
-        "t_do": _tiles(do, values, p.C, p.V),
-        "t_dv": _tiles(passed.dv, values, p.C, p.V),
-        "t_v": _tiles(aligned(call.v), values, p.C, p.V),
-        "t_o": _tiles(aligned(o), values, p.C, p.V),
-        "t_y": _tiles(x.y, values, p.C, p.V),
-        "t_q": None if p.bounded else _tiles(aligned(call.q), p.H * p.K, p.C, p.K),
-        "t_k": None if p.bounded else _tiles(aligned(call.k), p.H * p.K, p.C, p.K),
-        "t_keys": _tiles(x.keys, keys, p.C, p.K) if p.bounded else None,
-        "t_g": _tiles(aligned(call.g), keys, p.C, p.K),
-        "p_A": x.squares if p.given else None,
-        "p_G": x.G if p.given else None,
-        "p_rho": x.rho,
-        "p_norms": x.norms,
-        "t_dq": _tiles(out["p_dq"], keys, p.C, p.K),
-        "t_dk": _tiles(out["p_dk"], keys, p.C, p.K),
-        "t_dg": _tiles(out["p_dg"], keys, p.C, p.K) if call.g.dtype == p.dtype else None,
-        "p_dq": out["p_dq"] if p.padded else None,
-        "p_dk": out["p_dk"] if p.padded else None,
-        "p_dg": out["p_dg"] if p.padded or call.g.dtype != p.dtype else None,
-        "p_dbeta": out["p_dbeta"],
-        "p_dlog_rate": out["p_dlog_rate"],
-        "p_dbias": out["p_dbias"],
-        "V": p.V,
-        "C": p.C,
-        "LEVELS": p.C.bit_length() - 1,
-        "BOUNDED": p.bounded,
-    }
+    arguments = (
+        {name: given[name] for name in GATE_ARGUMENTS}
+        | _place_arguments(w)
+        | {
+            "t_states": _tiles(x.states, p.K, p.V, p.K),
+            "t_dstates": _tiles(passed.dstates, p.K, p.V, p.K),
+            "t_do": _tiles(do, values, p.C, p.V),
+            "t_dv": _tiles(passed.dv, values, p.C, p.V),
+            "t_v": _tiles(aligned(call.v), values, p.C, p.V),
+            "t_o": _tiles(aligned(o), values, p.C, p.V),
+            "t_y": _tiles(x.y, values, p.C, p.V),
+            "t_q": None if p.bounded else _tiles(aligned(call.q), p.H * p.K, p.C, p.K),
+            "t_k": None if p.bounded else _tiles(aligned(call.k), p.H * p.K, p.C, p.K),
+            "t_keys": _tiles(x.keys, keys, p.C, p.K) if p.bounded else None,
+            "t_g": _tiles(aligned(call.g), keys, p.C, p.K),
+            "p_A": x.squares if p.given else None,
+            "p_G": x.G if p.given else None,
+            "p_rho": x.rho,
+            "p_norms": x.norms,
+            "t_dq": _tiles(out["p_dq"], keys, p.C, p.K),
+            "t_dk": _tiles(out["p_dk"], keys, p.C, p.K),
+            "t_dg": _tiles(out["p_dg"], keys, p.C, p.K) if call.g.dtype == p.dtype else None,
+            "p_dq": out["p_dq"] if p.padded else None,
+            "p_dk": out["p_dk"] if p.padded else None,
+            "p_dg": out["p_dg"] if p.padded or call.g.dtype != p.dtype else None,
+            "p_dbeta": out["p_dbeta"],
+            "p_dlog_rate": out["p_dlog_rate"],
+            "p_dbias": out["p_dbias"],
+            "V": p.V,
+            "C": p.C,
+            "LEVELS": p.C.bit_length() - 1,
+            "BOUNDED": p.bounded,
+        }
+    )
     programs = min(p.slots * p.HV, _multiprocessors(do.device))
     return [Launch(hopper_gradient_kernel, (programs,), arguments, num_warps=p.K // 16)], out

@@ -28,7 +28,6 @@ from ckda.ops.triton.tile import (
     across_border,
     at_token,
     border_decay,
-    bounded_decays,
     chunk_decay,
     chunk_place,
     dot,
@@ -403,7 +402,7 @@ def contract_kernel(
 
 @triton.jit
 def gradient_kernel(
-    p_q,  # [B * T, H, K], where not RECOVER
+    p_q,  # [B * T, H, K], where not BOUNDED
     p_k,
     p_g,
     p_sign,
@@ -416,7 +415,7 @@ def gradient_kernel(
     p_q_forward,  # [B * T, HV, K]
     p_k_forward,
     p_k_back,
-    p_forward,  # [B * T, HV, K] gamma / gamma_a, where RECOVER
+    p_forward,  # [B * T, HV, K] gamma / gamma_a, where BOUNDED
     p_end,  # [B * NC, HV, K]
     p_D,  # [B * T, HV, C]
     p_D_low,  # [B * T, HV, C] what its rounding left, where SPLIT
@@ -447,10 +446,9 @@ def gradient_kernel(
     HAS_DT_BIAS: tl.constexpr,
     NORMALIZE: tl.constexpr,
     LEVELS: tl.constexpr,  # log2 of C
-    BOUNDED: tl.constexpr,
+    BOUNDED: tl.constexpr,  # q, k and their decays from what the forward pass kept, not from the raw inputs
     WIDE: tl.constexpr,
     SPLIT: tl.constexpr,
-    RECOVER: tl.constexpr,  # q, k and their decays from what the forward pass kept, not from the raw inputs
     DOT: tl.constexpr,
     PACKED: tl.constexpr,
 ):
@@ -496,7 +494,6 @@ def gradient_kernel(
         b_kb = tl.load(p_k_back + line * K + o_g, mask=m_tile, other=0.0)
         b_kf = tl.load(p_k_forward + line * K + o_g, mask=m_tile, other=0.0)
         b_qf = tl.load(p_q_forward + line * K + o_g, mask=m_tile, other=0.0)
-    if RECOVER:
         b_forward = tl.load(p_forward + line * K + o_g, mask=m_tile, other=0.0)
     else:
         o_k = b_index[None, :] * (H * K) + b_channel[:, None]
@@ -509,7 +506,7 @@ def gradient_kernel(
     b_dk = widened(in_registers(b_dk, m_tile), C, DOT)
     b_dk_end = widened(in_registers(b_dk_end, m_tile), C, DOT)
     b_g = widened(in_registers(finite_gate(b_g, GATE), m_tile), C, DOT)
-    if not RECOVER:
+    if not BOUNDED:
         if NORMALIZE:
             b_q *= b_inverse[None, :]
             b_k *= b_power[None, :]
@@ -546,7 +543,7 @@ def gradient_kernel(
             b_D += b_D_low.to(tl.float32)
         b_sign = signs_through(b_negative, C, DOT)
         b_dq, b_dk, b_dlog, b_reach = _unbounded_gradients(
-            b_q * b_sign, b_k * b_sign, b_log.to(tl.float32), at_token(b_sign, C - 1, C), b_dA, b_D, b_rho,
+            b_q * b_sign, b_k * b_sign, b_log, at_token(b_sign, C - 1, C), b_dA, b_D, b_rho,
             b_dq, b_dk, b_dk_end, C, LEVELS, SPLIT, DOT,
         )  # fmt: skip
         b_dq, b_dk = b_dq * b_sign, b_dk * b_sign
@@ -563,12 +560,9 @@ def gradient_kernel(
 
     # queries and keys, from their decayed forms back to the raw ones
     if BOUNDED:
-        if RECOVER:
-            b_forward = widened(in_registers(b_forward, m_tile), C, DOT)
-            b_back = 1.0 / tl.where(m_tile, b_forward, 1.0)
-            b_q, b_k = b_query * b_back, b_key * b_forward
-        else:
-            b_forward, b_back, _, _ = bounded_decays(b_log, b_negative, C, DOT, WIDE)
+        b_forward = widened(in_registers(b_forward, m_tile), C, DOT)
+        b_back = 1.0 / tl.where(m_tile, b_forward, 1.0)
+        b_q, b_k = b_query * b_back, b_key * b_forward
         b_dq *= b_forward
         b_dk = b_dk * b_forward + b_dk_end * b_back
     b_dk += b_diagonal[None, :] * b_q

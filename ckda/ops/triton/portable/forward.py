@@ -239,7 +239,7 @@ def intra_kernel(
     p_G,  # out float32 [B * T, HV, C] strictly lower
     p_rho,  # out float32 [B * T, HV]
     p_norms,  # out float32 [3, B * T, HV] 1/|q|, the power of two in the key, |k|^2 of the key as used
-    p_forward,  # out [B * T, HV, K] gamma / gamma_a, where KEEP
+    p_forward,  # out [B * T, HV, K] gamma / gamma_a, where BOUNDED
     p_start,  # out float32 [B * NC, HV, K] gamma_a; 1 where not BOUNDED
     p_end,  # out float32 [B * NC, HV, K] Gamma / gamma_a; Gamma where not BOUNDED
     T,
@@ -260,7 +260,6 @@ def intra_kernel(
     LEVELS: tl.constexpr,  # log2 of C
     BOUNDED: tl.constexpr,
     WIDE: tl.constexpr,
-    KEEP: tl.constexpr,
     DOT: tl.constexpr,
     PACKED: tl.constexpr,
 ):
@@ -298,14 +297,12 @@ def intra_kernel(
     tl.store(p_norms + 2 * num_lines + line + b_line, b_norm2, mask=m_token)
 
     if BOUNDED:
-        b_forward, b_back, b_start, b_end = bounded_decays(b_log, b_negative, C, DOT, WIDE)
-        if KEEP:
-            tl.store(p_forward + line * K + o_g, operand(b_forward, DOT), mask=m_tile)
+        b_forward, b_back, b_start, b_end = bounded_decays(b_log, b_negative, C, DOT)
+        tl.store(p_forward + line * K + o_g, operand(b_forward, DOT), mask=m_tile)
         b_query, b_row, b_key = b_q * b_forward, b_k * b_forward, b_k * b_back
         b_A = dot(tl.trans(b_query), b_key, DOT)
         b_G = dot(tl.trans(b_row), b_key, DOT)
     else:
-        b_log = b_log.to(tl.float32)
         b_sign = signs_through(b_negative, C, DOT)
         b_q, b_k = b_q * b_sign, b_k * b_sign  # a pair's sign is the product of both
         b_A, b_G = _unbounded_products(b_q, b_k, b_log, C, LEVELS, DOT)

@@ -12,6 +12,9 @@ from ckda.ops.triton.portable.forward import carry_kernel, intra_kernel, solver_
 
 __all__ = ["carry", "empty_duy", "gradients", "intra", "reverse", "solver", "states"]
 
+# a thread, so that more programs run at a time: worth a few spills
+INTRA_REGISTERS, CONTRACT_REGISTERS = 168, 128
+
 
 def _value_block(p: Plan, width: int) -> int:
     """BV of the forward state pass: the columns of the state that one program carries."""
@@ -71,8 +74,8 @@ def intra(w: Work, G: Tensor) -> Launch:
     """What does not depend on the state."""
     p = w.p
     outputs = w.x.arguments(*KEYS, "A", "rho", "norms", "start", "end")
-    arguments = _gate_arguments(w) | outputs | {"p_G": G, "KEEP": p.keeps_forward}
-    maxnreg = 168 if p.keeps_forward and p.K <= 128 else None
+    arguments = _gate_arguments(w) | outputs | {"p_G": G}
+    maxnreg = INTRA_REGISTERS if p.bounded and p.K <= 128 else None
     return Launch(intra_kernel, (p.slots, p.HV), arguments, num_warps=4, maxnreg=maxnreg)
 
 
@@ -208,18 +211,18 @@ def _contract(w: Work, do: Tensor, passed: Passed, out: dict[str, Any]) -> Launc
     }
     arguments |= x.arguments("rho", "y", "states")
     arguments |= {name: out[name] for name in ("p_S_do", "p_S_dr", "p_dS_u", "p_through")}
-    maxnreg = 128 if num_warps == 8 else None
+    maxnreg = CONTRACT_REGISTERS if num_warps == 8 else None
     grid = (-(-p.K // BK) * p.slots, p.HV)
     return Launch(contract_kernel, grid, arguments, num_warps=num_warps, maxnreg=maxnreg)
 
 
 def _gradient(w: Work, out: dict[str, Any]) -> Launch:
-    p, recover = w.p, w.p.keeps_forward
-    arguments = _gate_arguments(w, ("q", "k", "beta") if recover else ("beta",))
+    p = w.p
+    arguments = _gate_arguments(w, ("q", "k", "beta") if p.bounded else ("beta",))
     for name in ("p_beta", "BETA_RANGE"):
         del arguments[name]
     BK, num_warps = (64, 4) if p.split and p.K > 32 else (min(32, power_of_two(p.K)), 2)
-    arguments |= {"BK": BK, "SPLIT": p.split, "RECOVER": recover}
+    arguments |= {"BK": BK, "SPLIT": p.split}
     arguments |= w.x.arguments(*KEYS, "rho", "norms", "end")
     used = ("p_D", "p_D_low", "p_dA", "p_dA_low", "p_scalars", "p_S_do", "p_S_dr", "p_dS_u", "p_through")
     arguments |= {name: out[name] for name in (*used, "p_dq", "p_dk", "p_dg", "p_dlog_rate", "p_dbias")}
