@@ -9,6 +9,8 @@
 #   theory    A5 from the paper's construction, three seeds, with the penalty on relations, sharpened, and without
 #   closure   S3 by the closure penalty, that on relations and what they are compared with, three seeds
 #   ranges    S3 and S4, four range settings, three seeds, the paper's 60,000 updates: fig:group_word_problems
+#   momentum  not among the default: S4, 24 seeds, and S3 with beta to 2, 10 seeds, with cycled and with constant momentum; about
+#             25 minutes, by 22 s a seed: LIMIT=590 a few times
 #   mixers    all mixers on S3, one seed, 10,000 updates: fig:group_word_problems_baselines
 #   silu      the same with SiLU on the keys
 #   screen    S4: what might find its representation, six seeds each, 20,000 smaller updates
@@ -54,6 +56,11 @@ for piece in "${pieces[@]}"; do
       track A5 --recipe theory+sharpen --from "$out/theory/runs/A5-ckda+theory+relations.pt" ;;
     closure) track S3 --recipe closure-culled,closure,closure-alone,closure-strong,3k+relations,defect,3k ;;
     ranges) track S3 S4 --mixer ranges ;;
+    momentum)
+      for momentum in cycled 0.95; do
+        track S4 --seeds 24 --momentum "$momentum" --lengths 8,16,32,64,128,256,512
+        track S3 --mixer kda-beta2 --seeds 10 --momentum "$momentum" --lengths 8,16,32,64,128,256,512
+      done ;;
     mixers) track S3 --mixer all --recipe 10k --seeds 1 --together 9 ;;
     silu) track S3 --mixer all --recipe silu-keys+10k --seeds 1 --together 9 ;;
     screen)

@@ -68,7 +68,10 @@ def complex_kda(
         >>> torch.allclose(state[0, 0], torch.eye(2), atol=1e-6)  # four quarter turns
         True
     """
-    call = Call(**locals())
+    call = Call(  # in the order of its fields; Call(**locals()) would say the same, but torch.compile of torch 2.11 stops there
+        q, k, v, g, beta, sign, A_log, dt_bias, erase, write, initial_state, cu_seqlens,
+        gate, beta_range, normalize_qk, scale, output_final_state, backend,
+    )  # fmt: skip
     check_call(call)
     if q.device.type == "cpu" and not torch.compiler.is_compiling() and not _mapped(call):
         check_values(call)

@@ -54,7 +54,7 @@ class Call(NamedTuple):
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
         """The fields that are tensors or None: all before `gate`."""
-        return self[: self._fields.index("gate")]  # type: ignore[return-value]
+        return tuple(self)[: self._fields.index("gate")]  # type: ignore[return-value]
 
     @property
     def needs_gradient(self) -> bool:

@@ -211,7 +211,9 @@ def _is_plain(call: Call) -> bool:
 
 def apply(call: Call, backend: Backend) -> tuple[Tensor, Tensor]:
     """o and the final state (which may be empty unless asked for), by the backend that was chosen."""
-    call = call._replace(backend=backend.name)
+    fields: list[Any] = [*call]
+    fields[-1] = backend.name
+    call = Call(*fields)
     with full_precision(call.q.device):
         if backend.backward is None:
             return backend.forward(call)

@@ -3,7 +3,7 @@
 from ckda.train.ensemble import Ensemble
 from ckda.train.interrupt import deferred_interrupt
 from ckda.train.loop import TimeUp, train
-from ckda.train.optimizers import AdamW, Muon, newton_schulz, one_cycle, warmup_cosine
+from ckda.train.optimizers import AdamW, Muon, cycled_momentum, newton_schulz, one_cycle, warmup_cosine
 from ckda.train.program import Program
 from ckda.train.progress import progress
 from ckda.train.recipe import Phase, Recipe
@@ -16,6 +16,7 @@ __all__ = [
     "Program",
     "Recipe",
     "TimeUp",
+    "cycled_momentum",
     "deferred_interrupt",
     "newton_schulz",
     "one_cycle",

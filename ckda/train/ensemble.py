@@ -1,7 +1,7 @@
 """Several replicas of one small model trained as one program: stacked parameters, one vmapped forward pass.
 
-An update (:meth:`Ensemble.update`) reads its batch, learning rates and penalty factor from tensors at fixed places and reads
-nothing back, so that :class:`ckda.train.Program` can record it once as a CUDA graph and replay it.
+An update (:meth:`Ensemble.update`) reads its batch, learning rates, momentum and penalty factor from tensors at fixed places
+and reads nothing back, so that :class:`ckda.train.Program` can record it once as a CUDA graph and replay it.
 """
 
 import copy
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from ckda.record import write_bytes
-from ckda.train.optimizers import AdamW, Muon
+from ckda.train.optimizers import MOMENTUM, AdamW, Muon
 from ckda.train.recipe import Recipe
 from ckda.train.stacked_linear import stack_linear_layers
 from ckda.train.task import PenalizedTask, Task
@@ -77,8 +77,8 @@ class Ensemble:
         self.history: dict[str, list] = {"update": [], "loss": []}  #: what the loop has looked at; kept in checkpoints
         self.losses = torch.full((len(seeds),), torch.nan, device=device)  #: [R] of the last update
         rates = [recipe.rates(step) for step in range(recipe.steps)]
-        self._schedule = torch.tensor(rates, dtype=torch.float32).to(device)  # [steps, 3]
-        self._rates = torch.zeros(3, device=device)
+        self._schedule = torch.tensor(rates, dtype=torch.float32).to(device)  # [steps, 4]
+        self._rates = torch.zeros(4, device=device)  # as Recipe.rates has them
         self._order: Tensor | None = None  # of the gradients: from replica by replica to parameter by parameter
         self._block: tuple[Tensor, Tensor] | None = None
         self._block_start, self._block_states = 0, [g.get_state() for g in self.generators]
@@ -118,7 +118,7 @@ class Ensemble:
         self._block = (x.unflatten(1, (count, -1)).transpose(0, 1), y.unflatten(1, (count, -1)).transpose(0, 1))
 
     def prepare(self) -> None:
-        """Put the present update's batch, learning rates and penalty factor where :meth:`update` reads them."""
+        """Put the present update's batch and rates (:meth:`Recipe.rates`) where :meth:`update` reads them."""
         if self.step == self.recipe.cull_at and self.recipe.keep and len(self.seeds) > self.recipe.keep:
             self.cull(self.recipe.keep)
         place = self.step - self._block_start
@@ -150,7 +150,7 @@ class Ensemble:
         names = [*self.muon_names, *self.adamw_names]
         grads = self._clip(list(torch.autograd.grad(total.sum(), [self.parameters[name] for name in names])))
         num = len(self.muon_names)
-        self.muon.step(grads[:num], self._rates[0])
+        self.muon.step(grads[:num], self._rates[0], self._rates[3])
         self.adamw.step(grads[num:], self._rates[1])
         return losses.detach()
 
@@ -223,9 +223,15 @@ class Ensemble:
         return {f"{part}/{name}": tensor for part, named in parts.items() for name, tensor in named.items()}
 
     def key(self) -> dict[str, Any]:
-        """What a checkpoint must agree on to be resumed."""
+        """What a checkpoint must agree on to be resumed.
+
+        A constant momentum of 0.95 is not named: nor is it in what was written when there was no other.
+        """
+        recipe = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self.recipe).items()}
+        if recipe["momentum"] == MOMENTUM:
+            del recipe["momentum"]
         key = {
-            "recipe": {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self.recipe).items()},
+            "recipe": recipe,
             "seeds": list(self.all_seeds),
             "task": self.task.key(),
             "model": repr(self.skeleton),

@@ -44,6 +44,7 @@ def train(
     quiet: bool = False,
     look_every: int = 25,
     time_limit: float | None = None,
+    look: Callable[[Ensemble], None] | None = None,
     words: Callable[[str], str] | None = None,
     title: str = "",
 ) -> None:
@@ -54,6 +55,7 @@ def train(
 
     Args:
         checkpoint: where a run's checkpoint is, by the run's name.
+        look: what else is read into `history` then.
         words: what the display says of a run (default: its losses).
     """
     if not fresh:
@@ -75,6 +77,8 @@ def train(
                 program.wait()
             for name in due:
                 _look(runs[name])
+                if look is not None:
+                    look(runs[name])
                 show(name, words(name))
             if save:
                 for name, ensemble in runs.items():

@@ -1,8 +1,8 @@
 """Muon and AdamW on stacked parameters, and the schedule.
 
 Parameters are [R, ...]: R replicas (seeds) of one model, trained as one program. Every operation is per replica. The
-learning rate is an argument of `step`, so that a schedule is a pure function and a checkpoint holds tensors alone. Nothing
-here reads a value back from the device, so that an update can be recorded as a CUDA graph.
+learning rate and Muon's momentum are arguments of `step`, so that a schedule is a pure function and a checkpoint holds
+tensors alone. Nothing here reads a value back from the device, so that an update can be recorded as a CUDA graph.
 """
 
 import math
@@ -10,7 +10,9 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["AdamW", "Muon", "newton_schulz", "one_cycle", "warmup_cosine"]
+__all__ = ["MOMENTUM", "AdamW", "Muon", "cycled_momentum", "newton_schulz", "one_cycle", "warmup_cosine"]
+
+MOMENTUM = 0.95  #: Muon's, where it is constant
 
 
 def newton_schulz(G: Tensor, steps: int = 5) -> Tensor:
@@ -39,8 +41,8 @@ class Muon:
     (:class:`_Padding`): Newton-Schulz keeps the zeros, and a few larger products take less time there than many small ones.
     """
 
-    def __init__(self, parameters: list[Tensor], momentum: float = 0.95, weight_decay: float = 0.0):
-        self.parameters, self.momentum, self.weight_decay = parameters, momentum, weight_decay
+    def __init__(self, parameters: list[Tensor], weight_decay: float = 0.0):
+        self.parameters, self.weight_decay = parameters, weight_decay
         self.velocity = [torch.zeros_like(p) for p in parameters]
         self._paddings: dict[tuple, _Padding] = {}  # by shapes: made on the stream that this optimiser's updates run on
         self.groups: list[list[int]] = []
@@ -52,13 +54,14 @@ class Muon:
                 home.append(i)
 
     @torch.no_grad()
-    def step(self, grads: list[Tensor], lr: float | Tensor) -> None:
-        """One update by the gradients, in the order of the parameters; lr may be a tensor on their device."""
+    def step(self, grads: list[Tensor], lr: float | Tensor, momentum: float | Tensor = MOMENTUM) -> None:
+        """One update by the gradients, in the order of the parameters; lr and momentum may be tensors on their device."""
         if not self.parameters:
             return
-        torch._foreach_mul_(self.velocity, self.momentum)
+        torch._foreach_mul_(self.velocity, momentum)
         torch._foreach_add_(self.velocity, grads)
-        nesterov = torch._foreach_add(grads, self.velocity, alpha=self.momentum)
+        nesterov = torch._foreach_mul(self.velocity, momentum)
+        torch._foreach_add_(nesterov, grads)
         updates: dict[int, Tensor] = {}
         for members in self.groups:
             updates |= zip(members, self._orthogonal([nesterov[i] for i in members], lr), strict=True)
@@ -202,12 +205,28 @@ def one_cycle(step: int, num_steps: int, warmup: float = 0.1) -> float:
         >>> [round(one_cycle(s, 101, 0.1), 3) for s in (0, 9, 100)]
         [0.04, 1.0, 0.0]
     """
-    start, end = 1 / 25, 1 / 25 * 1e-4
+    return _there_and_back(step, num_steps, warmup, 1 / 25, 1.0, 1 / 25 * 1e-4)
+
+
+def cycled_momentum(step: int, num_steps: int, warmup: float = 0.1, high: float = MOMENTUM, low: float = 0.85) -> float:
+    """The momentum of the one-cycle schedule: cosine from `high` to `low` while the learning rate rises, then back.
+
+    It is what torch's OneCycleLR does to an optimiser that has a momentum, unless it is told not to.
+
+    Example:
+        >>> [round(cycled_momentum(s, 1000), 3) for s in (0, 99, 400, 600, 999)]
+        [0.95, 0.85, 0.875, 0.909, 0.95]
+    """
+    return _there_and_back(step, num_steps, warmup, high, low, high)
+
+
+def _there_and_back(step: int, num_steps: int, warmup: float, start: float, middle: float, end: float) -> float:
+    """Cosine from `start` to `middle` over the warm-up, then to `end`."""
     peak = max(1.0, warmup * num_steps - 1)
     if step <= peak:
-        return start + (1 - start) * (1 - math.cos(math.pi * step / peak)) / 2
+        return start + (middle - start) * (1 - math.cos(math.pi * step / peak)) / 2
     progress = min(1.0, (step - peak) / max(1.0, num_steps - 1 - peak))
-    return end + (1 - end) * (1 + math.cos(math.pi * progress)) / 2
+    return end + (middle - end) * (1 + math.cos(math.pi * progress)) / 2
 
 
 def warmup_cosine(

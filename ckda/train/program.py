@@ -3,7 +3,7 @@
 An update of a small model is hundreds of short kernels, and launching them one by one takes longer than running them. So
 each ensemble has a stream of its own and records its update as a CUDA graph; graphs on different streams run side by side
 where the device has room. A recording serves as long as the ensemble's phase (length, inputs, penalties) and its seeds stay
-the same; batches, learning rates and penalty weights are put into their places before each replay.
+the same; batches, learning rates, momentum and penalty weights are put into their places before each replay.
 """
 
 import sys

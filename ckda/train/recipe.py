@@ -4,7 +4,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ckda.train.optimizers import one_cycle, warmup_cosine
+from ckda.train.optimizers import MOMENTUM, cycled_momentum, one_cycle, warmup_cosine
 
 __all__ = ["Phase", "Recipe"]
 
@@ -29,6 +29,7 @@ class Recipe:
     lr_muon: float = 0.02
     lr_adamw: float = 5e-3
     schedule: str = "one_cycle"  #: of the learning rates: "one_cycle" or "cosine" (:func:`warmup_cosine`)
+    momentum: float | str = MOMENTUM  #: of Muon: a number, or "cycled" with "one_cycle" (:func:`cycled_momentum`)
     warmup: float = 0.1
     floor: float = 0.1  #: of "cosine": the factor at its end
     tail: float = 0.0  #: of "cosine": the part of the updates that decays on from there
@@ -50,6 +51,14 @@ class Recipe:
             raise ValueError(f"letters has {len(self.letters)} entries; the curriculum has {len(self.curriculum)}")
         if self.schedule not in ("one_cycle", "cosine"):
             raise ValueError(f"schedule is {self.schedule!r}; it must be 'one_cycle' or 'cosine'")
+        if isinstance(self.momentum, str):
+            if self.momentum != "cycled" or self.schedule != "one_cycle":
+                raise ValueError(
+                    f"momentum is {self.momentum!r} with the schedule {self.schedule!r}; it must be a number, or 'cycled' "
+                    "with 'one_cycle'"
+                )
+        elif not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum is {self.momentum}; it must be at least 0 and below 1")
         if bool(self.cull_at) != bool(self.keep) or not 0 <= self.cull_at < max(1, self.steps):
             raise ValueError(
                 f"cull_at is {self.cull_at} and keep is {self.keep}; both must be 0, or cull_at from 1 to "
@@ -101,7 +110,16 @@ class Recipe:
         begin, full = (part * self.steps for part in self.ramp)
         return float(step >= begin) if full <= begin else min(1.0, max(0.0, (step - begin) / (full - begin)))
 
-    def rates(self, step: int) -> tuple[float, float, float]:
-        """The learning rates of Muon and AdamW and the penalties' factor."""
+    def muon_momentum(self, step: int) -> float:
+        """Muon's momentum at this step.
+
+        Example:
+            >>> [round(Recipe(steps=1000, momentum=m).muon_momentum(99), 2) for m in (0.9, "cycled")]
+            [0.9, 0.85]
+        """
+        return cycled_momentum(step, self.steps, self.warmup) if isinstance(self.momentum, str) else self.momentum
+
+    def rates(self, step: int) -> tuple[float, float, float, float]:
+        """The learning rates of Muon and AdamW, the penalties' factor, and Muon's momentum."""
         factor = self.factor(step)
-        return self.lr_muon * factor, self.lr_adamw * factor, self.penalty_factor(step)
+        return self.lr_muon * factor, self.lr_adamw * factor, self.penalty_factor(step), self.muon_momentum(step)

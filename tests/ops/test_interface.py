@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch.func import vmap
 
+import ckda.ops
 from ckda import complex_kda, complex_kda_step
 from ckda.ops import BACKENDS, validate, which_backend
 from ckda.ops.call import Call as OpCall
@@ -220,6 +221,24 @@ def test_the_arguments_are_listed_alike() -> None:
     assert {name: x for name, x in listed.items() if x is not Parameter.empty} == OpCall._field_defaults
     assert set(listed) == set(OpCall._fields)
     assert all(isinstance(x, Tensor) or x is None for x in OpCall(**_call()).tensors)
+
+
+def test_every_argument_arrives_under_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arguments are handed on by position: with a value of its own for each, none may change places."""
+    given = {name: object() for name in OpCall._fields}
+    seen: list[OpCall] = []
+
+    def note(call: OpCall) -> None:
+        seen.append(call)
+        raise InterruptedError
+
+    monkeypatch.setattr(ckda.ops, "check_call", note)
+    with pytest.raises(InterruptedError):
+        complex_kda(**given)  # type: ignore[arg-type]
+    assert seen[0]._asdict() == given
+
+
+def test_tensors_come_before_options() -> None:
     assert OpCall._fields[len(OpCall(**_call()).tensors)] == "gate"
 
 

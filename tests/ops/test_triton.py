@@ -595,9 +595,9 @@ def test_when_the_kernels_for_hopper_serve_a_call(monkeypatch: pytest.MonkeyPatc
     for B, H, HV in ((1, 1, 1), (64, 1, 2), (2, 16, 16)):
         assert _form(**fit, B=B, H=H, HV=HV) == "triton-hopper"
     others: dict[str, dict[str, Any]] = {
-        "T must be a multiple of 32, and is 65": {"T": 65},
-        "K = 96": {"K": 96},
-        "V = 100": {"V": 100},
+        "T must be a multiple of 32": {"T": 65},
+        "K = 64 or 128": {"K": 96},
+        "V a multiple of 64": {"V": 100},
         "bounded": {"gate": "softplus"},
         "logit": {"beta_range": None},
         "packed": {"cu_seqlens": [0, 64]},
@@ -612,14 +612,19 @@ def test_when_the_kernels_for_hopper_serve_a_call(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_question_for_hopper_can_be_compiled() -> None:
-    x = torch.zeros(1, 32, 1, 64, dtype=torch.bfloat16)
+    """Device and shape, for lengths that are not known, without a break."""
 
-    @torch.compile(fullgraph=True, backend="eager")
-    def scaled(x: Tensor) -> Tensor:
-        return x * (2 if hopper.refuses(OpCall(x, x, x, x, x[..., 0])) is None else 3)
+    def answer(x: Tensor) -> int:
+        call = OpCall(x, x, x, x, x[..., 0], gate="signed", beta_range=2)
+        return 2 * (hopper.device_refuses(x.device) is None) + (hopper.unfit(call) is None)
 
-    wanted = 2 if hopper.refuses(OpCall(x, x, x, x, x[..., 0])) is None else 3
-    assert torch.equal(scaled(x + 1), (x + 1) * wanted)
+    compiled = torch.compile(lambda x: x + answer(x), fullgraph=True, dynamic=True, backend="eager")
+    found = set()
+    for T in (64, 65, 96, 130):
+        x = torch.zeros(1, T, 1, 64, dtype=torch.bfloat16)
+        found.add(answer(x) % 2)
+        assert torch.equal(compiled(x), x + answer(x))
+    assert found == {0, 1}
 
 
 @in_interpreter

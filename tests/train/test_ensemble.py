@@ -7,8 +7,8 @@ import torch
 
 from ckda.experiments.tracking.model import build_tracker as build
 from ckda.experiments.tracking.task import WordProblem, correct_products, scaled_accuracy
-from ckda.train import Ensemble, Recipe, newton_schulz, one_cycle
-from ckda.train.optimizers import AdamW
+from ckda.train import Ensemble, Recipe, cycled_momentum, newton_schulz, one_cycle
+from ckda.train.optimizers import AdamW, Muon
 
 TASK = WordProblem.named("S3")
 RECIPE = Recipe(steps=12, batch=4, curriculum=(4, 6))
@@ -120,11 +120,58 @@ def test_newton_schulz_keeps_the_singular_vectors():
 
 
 def test_one_cycle_matches_torch():
-    p = torch.zeros(1, requires_grad=True)
-    optimizer = torch.optim.AdamW([p], lr=1.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=50, pct_start=0.1, cycle_momentum=False)
-    for step in range(50):
-        assert one_cycle(step, 50, 0.1) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-6, abs=1e-9)
+    """Learning rate and momentum at every step, as torch sets them for an optimiser that has a momentum."""
+    steps, recipe = 50, Recipe(steps=50, momentum="cycled")
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0, momentum=0.95)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=steps, pct_start=0.1)
+    for step in range(steps):
+        theirs = optimizer.param_groups[0]
+        assert one_cycle(step, steps, 0.1) == pytest.approx(theirs["lr"], rel=1e-6, abs=1e-9)
+        assert cycled_momentum(step, steps, 0.1) == pytest.approx(theirs["momentum"], abs=1e-12)
+        assert recipe.rates(step)[3] == cycled_momentum(step, steps, 0.1)
         optimizer.step()
-        if step < 49:
+        if step < steps - 1:
             schedule.step()
+
+
+def _plain_muon(p, grads, lr, momenta):
+    """One matrix, update by update, from the definition."""
+    velocity = torch.zeros_like(p)
+    for g, momentum in zip(grads, momenta, strict=True):
+        velocity = momentum * velocity + g
+        p = p - lr * max(1.0, p.shape[0] / p.shape[1]) ** 0.5 * newton_schulz(g + momentum * velocity)
+    return p
+
+
+def test_muon_takes_its_momentum_update_by_update():
+    torch.manual_seed(0)
+    p, grads = torch.randn(1, 6, 3), [torch.randn(1, 6, 3) for _ in range(6)]
+    momenta = [cycled_momentum(step, 6, 0.5) for step in range(6)]
+    optimizer = Muon([p.clone()])
+    for g, momentum in zip(grads, momenta, strict=True):
+        optimizer.step([g], 0.1, torch.tensor(momentum))
+    torch.testing.assert_close(optimizer.parameters[0][0], _plain_muon(p[0], [g[0] for g in grads], 0.1, momenta))
+    constant = _plain_muon(p[0], [g[0] for g in grads], 0.1, [0.95] * 6)
+    assert (optimizer.parameters[0][0] - constant).abs().max() > 1e-3
+
+
+def test_cycled_momentum_trains_otherwise_than_constant():
+    cycled, constant = (make(recipe=Recipe(steps=12, batch=4, curriculum=(4, 6), momentum=m)) for m in ("cycled", 0.95))
+    first = [run(ensemble, 1) for ensemble in (cycled, constant)]
+    assert torch.equal(*first)  # the first momentum is the same
+    losses = [run(ensemble, 11) for ensemble in (cycled, constant)]
+    assert (losses[0] - losses[1]).abs().max() > 1e-4
+
+
+def test_a_checkpoint_from_before_momentum_was_a_field_is_constant(tmp_path):
+    path = tmp_path / "a.pt"
+    source = make()
+    run(source, 2)
+    source.save(path)
+    assert "momentum" not in torch.load(path, weights_only=True)["key"]["recipe"]
+    resumed = make()
+    resumed.load(path)
+    assert resumed.step == 2
+    for momentum in ("cycled", 0.9):
+        with pytest.raises(ValueError, match="another run"):
+            make(recipe=Recipe(steps=12, batch=4, curriculum=(4, 6), momentum=momentum)).load(path)

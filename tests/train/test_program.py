@@ -135,8 +135,15 @@ def test_muon_pads_to_one_group():
 
 @pytest.mark.gpu
 def test_recorded_updates_are_the_same_updates():
-    """Two arms with penalties, culling and two lengths: replayed graphs against plain launches."""
-    options = {"device": "cuda", "steps": 40, "block": 8, "penalties": {"closure": 0.1}, "ramp": (0.5, 0.6)}
+    """Two arms with penalties, culling, two lengths and a momentum that cycles: replayed graphs against plain launches."""
+    options = {
+        "device": "cuda",
+        "momentum": "cycled",
+        "steps": 40,
+        "block": 8,
+        "penalties": {"closure": 0.1},
+        "ramp": (0.5, 0.6),
+    }
     plain, recorded = ([make(mixer=m, **options) for m in ("ckda", "kda")] for _ in range(2))
     for arms, record in ((plain, False), (recorded, True)):
         program = Program(arms, record=record)

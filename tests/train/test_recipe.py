@@ -22,6 +22,11 @@ def test_a_recipe_that_does_not_fit_is_refused():
         Recipe(curriculum=(4, 8), switches=(3, 5))
     with pytest.raises(ValueError, match="schedule is 'linear'"):
         Recipe(schedule="linear")
+    for options in ({"momentum": "falling"}, {"momentum": "cycled", "schedule": "cosine"}):
+        with pytest.raises(ValueError, match="it must be a number, or 'cycled' with 'one_cycle'"):
+            Recipe(**options)
+    with pytest.raises(ValueError, match=r"momentum is 1\.0"):
+        Recipe(momentum=1.0)
 
 
 class _Model(nn.Module):

@@ -1,35 +1,17 @@
-"""Waveform continuation shown: figures and players, each a pure function of the result's JSON."""
+"""Waveform continuation shown: figures and players, each a pure function of results."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from ckda.experiments.audio.run import AudioResult, AudioRun
 from ckda.experiments.audio.task import playable, wav_bytes
+from ckda.experiments.common.arms import ARMS
+from ckda.experiments.common.show import empty_figure
 
-__all__ = [
-    "ARM_STYLE",
-    "PUBLISHED",
-    "beyond_figure",
-    "continuation_figure",
-    "error_figure",
-    "label",
-    "markdown",
-    "plain_part",
-    "players",
-    "rows",
-]
+__all__ = ["PUBLISHED", "beyond_figure", "continuation_figure", "error_figure", "label", "paper_part", "players"]
 
-#: arm -> (label, colour)
-ARM_STYLE = {
-    "kda": ("KDA   α∈[0,1], β∈[0,1]", "#9aa5b1"),
-    "kda-beta2": ("α∈[0,1], β∈[0,2]", "#d08a2e"),
-    "kda-signed": ("α∈[-1,1], β∈[0,1]", "#7a4fa3"),
-    "ckda": ("Complex KDA   α∈[-1,1], β∈[0,2]", "#16548c"),
-    "deltaproduct2": ("DeltaProduct₂, reflection start", "#2f7f4f"),
-    "deltaproduct2-standard": ("DeltaProduct₂, standard start", "#8ab79a"),
-    "gru": ("GRU", "#c8553d"),
-    "transformer": ("Transformer", "#b58900"),
-}
 #: SNR in dB at lengths 40, 136 and 264 as published (seed 0)
 PUBLISHED = {
     "kda": (5.2, 1.8, -2.7),
@@ -43,95 +25,32 @@ PUBLISHED = {
 _INK, _SOFT, _GOLD, _GREY, _BLUE = "#1d2733", "#5c6b7a", "#d9a520", "#b3bcc6", "#16348c"
 
 
-def label(run: dict[str, Any]) -> str:
+def label(run: AudioRun) -> str:
     """What a run is called: its arm, and its recipe where that is not the paper's."""
-    name = " ".join(ARM_STYLE[run["arm"]][0].split())
-    return name if run["recipe_name"] == "plain" else f"{name}, {run['recipe_name']}"
+    return ARMS[run.arm].words if run.is_papers else f"{ARMS[run.arm].words}, {run.recipe_now}"
 
 
-def rows(result: dict[str, Any], lengths: tuple[int, ...] = (40, 136, 264, 2048)) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of the table: SNR in dB at the lengths there are, first seed / best seed, and as published."""
-    runs = result["runs"].values()
-    there = [n for n in lengths if all(str(n) in run["snr"] for run in runs)] or [
-        max(map(int, run["snr"])) for run in runs
-    ][:1]
-    body = []
-    for run in runs:
-        cells = [label(run)]
-        for n in there:
-            values = run["snr"][str(n)]
-            known = [v for v in values if v is not None]
-            first = "diverged" if values[0] is None else f"{values[0]:.1f}"
-            cells.append(first if len(values) == 1 else f"{first} / {max(known):.1f}" if known else first)
-        published = PUBLISHED.get(run["arm"]) if run["recipe_name"] == "plain" else None
-        cells.append(" ".join(f"{v:.1f}" for v in published) if published else "")
-        body.append(cells)
-    for arm in result.get("absent", {}):
-        name = " ".join(ARM_STYLE[arm][0].split())
-        body.append([name, *("-" for _ in there), " ".join(f"{v:.1f}" for v in PUBLISHED[arm])])
-    return ["SNR in dB", *(f"length {n}" for n in there), "published 40 136 264"], body
-
-
-def markdown(result: dict[str, Any], lengths: tuple[int, ...] = (40, 136, 264, 2048)) -> str:
-    """The same table with every seed: best seed first, all in brackets, in the order of the seeds."""
-    lines = [f"| SNR in dB | seeds | {' | '.join(map(str, lengths))} | published 40 / 136 / 264 |"]
-    lines.append("|---|---|" + "---|" * (len(lengths) + 1))
-    for run in result["runs"].values():
-        cells = []
-        for n in lengths:
-            values = run["snr"].get(str(n), [None] * len(run["seeds"]))
-            every = ", ".join("-" if v is None else f"{v:.1f}" for v in values)
-            known = [v for v in values if v is not None]
-            cells.append(f"**{max(known):.1f}** ({every})" if known else f"- ({every})")
-        published = PUBLISHED.get(run["arm"]) if run["recipe_name"] == "plain" else None
-        seeds = ", ".join(map(str, run["seeds"]))
-        cells.append(" / ".join(f"{v:.1f}" for v in published) if published else "")
-        lines.append(f"| {label(run)} | {seeds} | {' | '.join(cells)} |")
-    for arm, why in result.get("absent", {}).items():
-        name = " ".join(ARM_STYLE[arm][0].split())
-        paper = " / ".join(f"{v:.1f}" for v in PUBLISHED[arm])
-        lines.append(f"| {name} | none: {why['reason']} | {' | '.join('-' for _ in lengths)} | {paper} |")
-    return "\n".join(lines) + "\n"
-
-
-def plain_part(result: dict[str, Any]) -> dict[str, Any]:
+def paper_part(result: AudioResult) -> AudioResult:
     """The result with the runs by the paper's protocol alone, or with all where there are none of those."""
-    plain = {name: run for name, run in result["runs"].items() if run["recipe_name"] == "plain"}
-    return result | {"runs": plain or result["runs"]}
+    papers = {name: run for name, run in result.runs.items() if run.is_papers}
+    return replace(result, runs=papers or result.runs)
 
 
-def _figure(*args: Any, **options: Any) -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(*args, layout="constrained", **options)
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _target(result: dict[str, Any], first: int, num: int) -> Any:
-    """[num, D] the loop's own frames from step `first` on."""
-    frames = np.array(result["frames"])
-    return frames[np.arange(first, first + num) % len(frames)]
-
-
-def _draw_waves(panel: Any, result: dict[str, Any]) -> None:
+def _draw_waves(panel: Any, result: AudioResult) -> None:
     """Panel (a): near and far, one row a run; gold the cue, grey the target, dark blue the continuation."""
-    runs = list(result["runs"].values())
+    runs = list(result.runs.values())
     grid = panel.subplots(len(runs), 2, sharey=True, squeeze=False)
-    limit = 1.15 * np.abs(result["frames"]).max()
+    limit = 1.15 * np.abs(result.frames).max()
     for i, (row, run) in enumerate(zip(grid, runs, strict=True)):
         for axes, where in zip(row, ("near", "far"), strict=True):
-            first, frames = run["windows"][where]["first"], np.array(run["windows"][where]["frames"])
+            first, frames = run.windows[where].first, np.array(run.windows[where].frames)
             samples = frames.shape[1]
             t = first + np.arange(frames.size) / samples
-            axes.plot(t, _target(result, first, len(frames)).reshape(-1), color=_GREY, linewidth=1.6)
-            heard = t >= result["cue"]
+            axes.plot(t, result.target(first, len(frames)).reshape(-1), color=_GREY, linewidth=1.6)
+            heard = t >= result.cue
             axes.plot(t[heard], frames.reshape(-1)[heard], color=_BLUE, linewidth=0.6)
             if not heard.all():
-                axes.plot(
-                    t[~heard], _target(result, first, len(frames)).reshape(-1)[~heard], color=_GOLD, linewidth=0.8
-                )
+                axes.plot(t[~heard], result.target(first, len(frames)).reshape(-1)[~heard], color=_GOLD, linewidth=0.8)
             axes.set_ylim(-limit, limit)
             axes.set_yticks([])
             axes.margins(x=0.01)
@@ -144,26 +63,25 @@ def _draw_waves(panel: Any, result: dict[str, Any]) -> None:
         axes.set_xlabel("step", fontsize=8)
 
 
-def _draw_errors(axes: Any, result: dict[str, Any]) -> None:
+def _draw_errors(axes: Any, result: AudioResult) -> None:
     """Panel (b): mean squared error of the waveform by length; the seed that is shown, and the others thin."""
     lengths: list[int] = []
-    for run in result["runs"].values():
-        lengths = sorted(map(int, run["mse"]))
-        values = [run["mse"][str(n)] for n in lengths]
-        colour = ARM_STYLE[run["arm"]][1]
-        plain = run["recipe_name"] == "plain"
-        shown = [v[run["shown"]] for v in values]
+    for run in result.runs.values():
+        lengths = sorted(run.mse)
+        values = [run.mse[n] for n in lengths]
+        colour = ARMS[run.arm].colour
+        shown = [v[run.shown] for v in values]
         style = {
             "color": colour,
-            "linewidth": 2.4 if run["arm"] == "ckda" else 1.5,
-            "linestyle": "-" if plain else "--",
+            "linewidth": 2.4 if run.arm == "ckda" else 1.5,
+            "linestyle": "-" if run.is_papers else "--",
         }
         axes.plot(lengths, [np.nan if v is None else v for v in shown], label=label(run), **style)
-        for seed in range(len(run["seeds"])):
-            if seed != run["shown"]:
+        for seed in range(len(run.seeds)):
+            if seed != run.shown:
                 thin = [np.nan if v[seed] is None else v[seed] for v in values]
                 axes.plot(lengths, thin, color=colour, linewidth=0.7, alpha=0.6)
-    axes.axvline(result["trained_to"], color=_SOFT, linewidth=1, linestyle="--")
+    axes.axvline(result.trained_to, color=_SOFT, linewidth=1, linestyle="--")
     axes.set_xscale("log", base=2)
     ticks = [n for n in (16, 32, 64, 136, 264, 512, 1024, 2048) if n <= max(lengths)]
     axes.set_xticks(ticks, [str(n) for n in ticks])
@@ -174,12 +92,12 @@ def _draw_errors(axes: Any, result: dict[str, Any]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def continuation_figure(result: dict[str, Any]) -> Any:
+def continuation_figure(result: AudioResult) -> Any:
     """The paper's two panels (fig:waveform_continuation): waveforms near and far, error by length."""
-    drawn = {name: run for name, run in result["runs"].items() if {"near", "far"} <= set(run["windows"])}
-    result = result | {"runs": drawn}
+    drawn = {name: run for name, run in result.runs.items() if {"near", "far"} <= set(run.windows)}
+    result = replace(result, runs=drawn)
     num = len(drawn)
-    figure = _figure(figsize=(11.5, max(4.2, 0.75 * num + 1.0)))
+    figure = empty_figure(figsize=(11.5, max(4.2, 0.75 * num + 1.0)))
     left, right = figure.subfigures(1, 2, width_ratios=(1.25, 1))
     _draw_waves(left, result)
     axes = right.subplots()
@@ -188,13 +106,13 @@ def continuation_figure(result: dict[str, Any]) -> Any:
     return figure
 
 
-def beyond_figure(result: dict[str, Any], arm: str = "ckda") -> Any:
+def beyond_figure(result: AudioResult, arm: str = "ckda") -> Any:
     """SNR by length for every recipe of one arm, a panel each: every seed thin, the best at 264 thick; the GRU dashed."""
-    runs = [run for run in result["runs"].values() if run["arm"] == arm]
-    gru = result["runs"].get("gru")
+    runs = [run for run in result.runs.values() if run.arm == arm]
+    gru = result.runs.get("gru")
     columns = min(4, len(runs))
     lines = -(-len(runs) // columns)
-    figure = _figure(figsize=(2.9 * columns + 0.6, 2.5 * lines + 0.5))
+    figure = empty_figure(figsize=(2.9 * columns + 0.6, 2.5 * lines + 0.5))
     grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
     for axes in grid.flat[len(runs) :]:
         axes.set_axis_off()
@@ -210,14 +128,14 @@ def beyond_figure(result: dict[str, Any], arm: str = "ckda") -> Any:
             0.05, 0.9, "\n".join(words), transform=note.transAxes, va="top", fontsize=8, color=_SOFT, linespacing=1.7
         )
     for i, (axes, run) in enumerate(zip(grid.flat, runs, strict=False)):
-        lengths = sorted(map(int, run["snr"]))
-        colour = ARM_STYLE[arm][1]
+        lengths = sorted(run.snr)
+        colour = ARMS[arm].colour
         if gru is not None:
-            values = [gru["snr"][str(n)][gru["shown"]] for n in lengths if str(n) in gru["snr"]]
-            axes.plot(lengths[: len(values)], values, color=ARM_STYLE["gru"][1], linewidth=1, linestyle="--")
-        for seed in range(len(run["seeds"])):
-            values = [run["snr"][str(n)][seed] for n in lengths]
-            best = seed == run["shown"]
+            values = [gru.snr[n][gru.shown] for n in lengths if n in gru.snr]
+            axes.plot(lengths[: len(values)], values, color=ARMS["gru"].colour, linewidth=1, linestyle="--")
+        for seed in range(len(run.seeds)):
+            values = [run.snr[n][seed] for n in lengths]
+            best = seed == run.shown
             axes.plot(
                 lengths,
                 [np.nan if v is None else v for v in values],
@@ -225,12 +143,12 @@ def beyond_figure(result: dict[str, Any], arm: str = "ckda") -> Any:
                 linewidth=2.6 if best else 0.9,
                 alpha=1.0 if best else 0.55,
             )
-        axes.axvline(result["trained_to"], color=_SOFT, linewidth=0.8, linestyle=":")
-        shown = [run["snr"].get(str(n), [None] * len(run["seeds"]))[run["shown"]] for n in (264, lengths[-1])]
+        axes.axvline(result.trained_to, color=_SOFT, linewidth=0.8, linestyle=":")
+        shown = [run.snr.get(n, [None] * len(run.seeds))[run.shown] for n in (264, lengths[-1])]
         text = ", ".join(
             "-" if v is None else f"{v:.1f} at {n}" for v, n in zip(shown, (264, lengths[-1]), strict=True)
         )
-        axes.set_title(f"{run['recipe_name']}\n\n", fontsize=9, loc="left", color=_INK, fontweight="bold")
+        axes.set_title(f"{run.recipe_now}\n\n", fontsize=9, loc="left", color=_INK, fontweight="bold")
         axes.text(0, 1.03, f"{_weights(run)}\nbest {text}", transform=axes.transAxes, fontsize=6.5, color=_SOFT)
         axes.set_xscale("log", base=2)
         ticks = [n for n in (16, 64, 264, 1024) if n <= lengths[-1]]
@@ -246,28 +164,28 @@ def beyond_figure(result: dict[str, Any], arm: str = "ckda") -> Any:
     return figure
 
 
-def _weights(run: dict[str, Any]) -> str:
+def _weights(run: AudioRun) -> str:
     """What a run's recipe adds to the paper's protocol, in a few words."""
-    words = [f"{name} {weight:g}" for name, weight in run["recipe"]["penalties"].items()]
-    return ", ".join(words + ["tail"] * (run["recipe"]["tail"] > 0)) or "the paper's"
+    words = [f"{name} {weight:g}" for name, weight in run.recipe["penalties"].items()]
+    return ", ".join(words + ["tail"] * (run.recipe["tail"] > 0)) or "the paper's"
 
 
-def error_figure(result: dict[str, Any]) -> Any:
+def error_figure(result: AudioResult) -> Any:
     """Panel (b) alone."""
-    figure = _figure(figsize=(7.6, 4.0))
+    figure = empty_figure(figsize=(7.6, 4.0))
     axes = figure.subplots()
     _draw_errors(axes, result)
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
 
-def players(result: dict[str, Any]) -> tuple[list[str], list[tuple[str, list[bytes]]]]:
+def players(result: AudioResult) -> tuple[list[str], list[tuple[str, list[bytes]]]]:
     """Head and rows of players: the target, then each run's windows, as WAV files."""
-    bpm = result["bpm"]
-    some = max((run["windows"] for run in result["runs"].values()), key=len)
-    head = ["", *(f"steps {w['first']} to {w['first'] + len(w['frames'])}" for w in some.values())]
-    target = [wav_bytes(playable(_target(result, w["first"], len(w["frames"])), bpm)) for w in some.values()]
+    bpm = result.bpm
+    some = max((run.windows for run in result.runs.values()), key=len)
+    head = ["", *(f"steps {w.first} to {w.first + len(w.frames)}" for w in some.values())]
+    target = [wav_bytes(playable(result.target(w.first, len(w.frames)), bpm)) for w in some.values()]
     lines = [("the groove itself", target)]
-    for run in (run for run in result["runs"].values() if run["windows"]):
-        lines.append((label(run), [wav_bytes(playable(np.array(w["frames"]), bpm)) for w in run["windows"].values()]))
+    for run in (run for run in result.runs.values() if run.windows):
+        lines.append((label(run), [wav_bytes(playable(np.array(w.frames), bpm)) for w in run.windows.values()]))
     return head, lines

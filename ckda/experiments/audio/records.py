@@ -4,9 +4,12 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ckda.experiments.audio.run import COMPARED, AudioResult, AudioRun
+from ckda.experiments.common.store import collect_records
 from ckda.record import read_json, write_text
 
 __all__ = ["collect", "merge", "write_compact"]
@@ -14,40 +17,40 @@ __all__ = ["collect", "merge", "write_compact"]
 _NO_RUN = "no finished run of it was found"
 
 
-def collect(folders: Sequence[str | Path], arms: Sequence[str], recipes: Sequence[str]) -> dict[str, Any]:
-    """One result from the folders' runs/NAME.json, in the order of `arms` and `recipes`.
+def collect(folders: Sequence[str | Path], trained_at: str | None = None) -> AudioResult:
+    """One result from the folders' runs/NAME.json, in the order of the paper's arms and of the recipes.
 
-    Runs of one name are merged seed by seed. An arm without a plain run stands in `absent`: null, with the reason.
-    Waveform windows are kept where they are drawn or played: of plain runs, and of the best other run at the longest length.
+    Runs of one name are merged seed by seed. An arm without a run by the paper's protocol stands in `absent`: null, with the
+    reason. Waveform windows are kept where they are drawn or played: of those runs, and of the best other run at the longest
+    length. `trained_at` is the commit of records that know none.
     """
-    heads: list[dict[str, Any]] = []
-    found: dict[str, list[dict[str, Any]]] = {}
-    for folder in map(Path, folders):
-        if (folder / "audio.json").exists():
-            heads.append(read_json(folder / "audio.json"))
-        for path in sorted((folder / "runs").glob("*.json")):
-            record = read_json(path)
-            if isinstance(record, dict) and "recipe_name" in record and "snr" in record:
-                found.setdefault(path.stem, []).append(record)
+    heads = [read_json(path) for folder in folders if (path := Path(folder) / "audio.json").exists()]
+    found = collect_records(folders, lambda record: "recipe_name" in record and "snr" in record)
     if not found or not heads:
         missing = "runs/NAME.json" if heads else "audio.json"
         raise ValueError(f"no {missing} in {', '.join(map(str, folders))}; `ckda audio` leaves them in its --out")
-    runs = {name: merge(name, parts) for name, parts in found.items()}
-    digests = {run["key"]["task"]["frames"] for run in runs.values()}
-    if len(digests) > 1:
+    merged = {name: merge(name, parts) for name, parts in found.items()}
+    if len({run["key"]["task"]["frames"] for run in merged.values()}) > 1:
         raise ValueError("the runs continue different loops; they cannot stand in one comparison")
+    for record in merged.values():
+        for part in record.get("parts", [record]):
+            part["environment"]["commit"] = part["environment"]["commit"] or trained_at
+    runs = {name: AudioRun.from_json(record) for name, record in merged.items()}
 
-    def place(item: tuple[str, dict[str, Any]]) -> tuple[int, int]:
+    def place(item: tuple[str, AudioRun]) -> tuple:
         run = item[1]
-        return recipes.index(run["recipe_name"]), arms.index(run["arm"]) if run["arm"] in arms else len(arms)
+        arm = COMPARED.index(run.arm) if run.arm in COMPARED else len(COMPARED)
+        return not run.is_papers, run.recipe_now, arm
 
-    runs = dict(sorted(runs.items(), key=place))
-    _prune(runs)
+    runs = _pruned(dict(sorted(runs.items(), key=place)))
     some = next(iter(runs.values()))
-    result = {name: heads[0][name] for name in ("what", "loop", "bpm", "cue", "frames")}
-    result["trained_to"] = some["recipe"]["curriculum"][-1]
-    result["absent"] = {arm: {"snr": None, "reason": _NO_RUN} for arm in arms if arm not in runs}
-    return result | {"runs": runs}
+    here = {run.arm for run in runs.values() if run.is_papers}
+    return AudioResult(
+        **{name: heads[0][name] for name in ("loop", "bpm", "cue", "frames")},
+        trained_to=some.recipe["curriculum"][-1],
+        absent={arm: {"snr": None, "reason": _NO_RUN} for arm in COMPARED if arm not in here},
+        runs=runs,
+    )
 
 
 def merge(name: str, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -90,18 +93,19 @@ def _rank(part: dict[str, Any]) -> float:
     return -math.inf if value is None else float(value)
 
 
-def _prune(runs: dict[str, dict[str, Any]]) -> None:
-    """Drop the windows that nothing draws or plays."""
-    others = [name for name, run in runs.items() if run["recipe_name"] != "plain"]
+def _pruned(runs: dict[str, AudioRun]) -> dict[str, AudioRun]:
+    """Without the windows that nothing draws or plays."""
 
     def far(name: str) -> float:
-        snr = runs[name]["snr"]
-        return max((v for v in snr[max(snr, key=int)] if v is not None), default=-math.inf)
+        snr = runs[name].snr
+        return max((v for v in snr[max(snr)] if v is not None), default=-math.inf)
 
-    best = max(others, key=far, default=None)
+    best = max((name for name, run in runs.items() if not run.is_papers), key=far, default=None)
+    kept: dict[str, AudioRun] = {}
     for name, run in runs.items():
-        kept = ("near", "far") if run["recipe_name"] == "plain" else ("near", "far", "end") if name == best else ()
-        runs[name] = run | {"windows": {k: w for k, w in run["windows"].items() if k in kept}}
+        names = ("near", "far") if run.is_papers else ("near", "far", "end") if name == best else ()
+        kept[name] = replace(run, windows={k: w for k, w in run.windows.items() if k in names})
+    return kept
 
 
 def write_compact(path: str | Path, value: Any) -> Path:

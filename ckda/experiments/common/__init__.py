@@ -1,0 +1,1 @@
+"""What every experiment shares: recipes by name, the store of runs, tables, figures, arms and their colours, penalties."""

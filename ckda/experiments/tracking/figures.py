@@ -1,21 +1,25 @@
-"""Figures of state tracking, each a pure function of the result's JSON."""
+"""Figures of state tracking, each a pure function of results."""
 
 import html
 import itertools
 import math
+from collections.abc import Mapping
 from typing import Any
 
+from ckda.experiments.common.arms import ARMS, more_lines
+from ckda.experiments.common.show import empty_figure
+from ckda.experiments.tracking.recipes import SHORTER
+from ckda.experiments.tracking.run import TrackResult, TrackRun
+from ckda.layers.complex_kda import RANGES
+
 __all__ = [
-    "ARM_LABELS",
     "PUBLISHED",
-    "best_seed",
     "cups_strip",
     "extrapolation_figure",
     "groups_figure",
-    "markdown",
     "mechanism_figure",
+    "published",
     "quaternions_figure",
-    "table",
 ]
 
 #: the paper's scaled accuracies at length 32, 128 and 512, best of three seeds (fig:group_word_problems)
@@ -35,40 +39,22 @@ PUBLISHED: dict[str, dict[str, tuple[float, float, float]]] = {
     "A5": {"ckda+theory": (1.0, 1.0, 1.0)},
 }
 PUBLISHED_LENGTHS = (32, 128, 512)
-_SHORTER = ("paper", "10k", "3k", "fast", "small")  # the protocol and what differs from it in updates or words alone
 
-#: arm -> (label, colour); the ranges of the gate and of beta, as in fig:group_word_problems
-ARM_LABELS = {
-    "kda": ("KDA   α∈[0,1], β∈[0,1]", "#9aa5b1"),
-    "kda-beta2": ("α∈[0,1], β∈[0,2]", "#d08a2e"),
-    "kda-signed": ("α∈[-1,1], β∈[0,1]", "#7a4fa3"),
-    "ckda": ("Complex KDA   α∈[-1,1], β∈[0,2]", "#16548c"),
-}
 _CUPS = ("#c8553d", "#2f7f4f", "#2c5f9e", "#b58900", "#6c3fa0")
 
 
-def _figure(*args: Any, **options: Any) -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(*args, layout="constrained", **options)
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def extrapolation_figure(result: dict[str, Any]) -> Any:
+def extrapolation_figure(scores: Mapping[str, Mapping[int, float]], trained_to: int) -> Any:
     """Scaled accuracy against length, one line an arm (fig:group_word_problems)."""
-    figure = _figure(figsize=(7.6, 3.8))
+    figure = empty_figure(figsize=(7.6, 3.8))
     axes = figure.subplots()
-    for arm, (label, colour) in ARM_LABELS.items():
-        scores = result["arms"][arm]["scores"]
-        lengths = sorted(map(int, scores))
-        values = [scores[str(length)] for length in lengths]
+    for arm, by_length in scores.items():
+        lengths = sorted(by_length)
+        values = [by_length[length] for length in lengths]
         width = 2.6 if arm == "ckda" else 1.6
-        axes.plot(lengths, values, marker="o", markersize=4, linewidth=width, color=colour, label=label)
-    longest = result["recipe"]["curriculum"][-1]
-    axes.axvline(longest, color="#5c6b7a", linewidth=1, linestyle="--")
-    axes.text(longest * 1.06, 1.07, "trained up to here", color="#5c6b7a", fontsize=8.5, va="center")
+        style = {"linewidth": width, "color": ARMS[arm].colour, "label": ARMS[arm].label}
+        axes.plot(lengths, values, marker="o", markersize=4, **style)
+    axes.axvline(trained_to, color="#5c6b7a", linewidth=1, linestyle="--")
+    axes.text(trained_to * 1.06, 1.07, "trained up to here", color="#5c6b7a", fontsize=8.5, va="center")
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [str(length) for length in lengths])
     axes.set_ylim(-0.06, 1.14)
@@ -79,94 +65,53 @@ def extrapolation_figure(result: dict[str, Any]) -> Any:
     return figure
 
 
-def published(run: dict[str, Any]) -> tuple[float, float, float] | None:
-    """What the paper has for a run of ``ckda track``, if it does."""
-    name = run["mixer"] + ("" if run["recipe_name"] in _SHORTER else f"+{run['recipe_name']}")
-    return PUBLISHED.get(run["group"], {}).get(name)
+def published(run: TrackRun) -> tuple[float, float, float] | None:
+    """What the paper has for a run of ``ckda track``, if it does: where it is the protocol, or shorter, or its theory start."""
+    named = [word for word in run.recipe_now.split("+") if word.partition("=")[0] not in SHORTER]
+    return PUBLISHED.get(run.group, {}).get("+".join([run.mixer, *named]))
 
 
-def best_seed(scores: dict[str, list[float]]) -> int:
-    """Which seed is best at the longest length up to 512 (ties: at the next shorter ones, then at longer ones).
-
-    Example:
-        >>> best_seed({"32": [1.0, 1.0], "512": [0.4, 0.7], "4096": [0.2, 0.1]})
-        1
-        >>> best_seed({"512": [1.0, 1.0], "4096": [0.2, 0.9]})
-        1
-    """
-    lengths = sorted(map(int, scores), key=lambda n: (n > 512, n if n > 512 else -n))
-    num = len(next(iter(scores.values())))
-    return max(range(num), key=lambda r: [scores[str(n)][r] for n in lengths])
-
-
-def _columns(result: dict[str, Any]) -> list[int]:
-    lengths = {int(n) for run in result["runs"].values() for n in run["scores"]}
-    wanted = [n for n in sorted(lengths) if n in (32, 128, 512, 4096, 65_536)]
-    return wanted or sorted(lengths)
-
-
-def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Head and rows: the best seed's scores beside the published ones, and the other seeds at the longest length."""
-    lengths = _columns(result)
-    head = ["run", *map(str, lengths), "all seeds", "published"]
-    rows = []
-    for run in result["runs"].values():
-        name = f"{run['group']} {run['mixer']}" + ("" if run["recipe_name"] == "paper" else f" {run['recipe_name']}")
-        known = published(run)
-        middle = [n for n in lengths if str(n) in run["scores"] and n <= 512]
-        spread = " ".join(f"{v:.2f}" for v in run["scores"][str(middle[-1])]) if middle else ""
-        values = [f"{run['scores'][str(n)][run['best']]:.3f}" if str(n) in run["scores"] else "-" for n in lengths]
-        rows.append([name, *values, spread, " ".join(f"{v:g}" for v in known) if known else ""])
-    return head, rows
-
-
-def markdown(result: dict[str, Any]) -> str:
-    """:func:`table` for a document; the last two columns say which lengths they mean."""
-    head, rows = table(result)
-    middle = max((n for n in _columns(result) if n <= 512), default=0)
-    head[-2], head[-1] = f"all seeds at {middle}", "published, 32 / 128 / 512"
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
-
-
-def groups_figure(result: dict[str, Any]) -> Any:
+def groups_figure(result: TrackResult) -> Any:
     """One panel a group, one colour a run, seeds thin and the best one thick, published points (fig:group_word_problems)."""
-    by_group: dict[str, list[dict[str, Any]]] = {}
-    for run in result["runs"].values():
-        by_group.setdefault(run["group"], []).append(run)
-    figure = _figure(figsize=(4.6 * len(by_group) + 0.8, 4.6))
+    by_group: dict[str, list[TrackRun]] = {}
+    for run in result.runs.values():
+        by_group.setdefault(run.group, []).append(run)
+    figure = empty_figure(figsize=(4.6 * len(by_group) + 0.8, 4.6))
     panels = figure.subplots(1, len(by_group), squeeze=False, sharey=True)[0]
     for axes, (group, runs) in zip(panels, by_group.items(), strict=True):
         for run, line in zip(runs, _lines(runs), strict=True):
             _draw_run(axes, run, line)
-        axes.axvline(runs[0]["recipe"]["curriculum"][-1], color="#5c6b7a", linewidth=1, linestyle="--")
+        axes.axvline(runs[0].recipe["curriculum"][-1], color="#5c6b7a", linewidth=1, linestyle="--")
         axes.set(title=group, xlabel="word length", ylim=(-0.06, 1.06))
         axes.set_xscale("log", base=2)
-        shown = sorted({int(n) for run in runs for n in run["scores"]})
+        shown = sorted({n for run in runs for n in run.scores})
         shown = [n for n in shown if n in (8, 32, 128, 512, 4096, 65_536)] or shown
         axes.set_xticks(shown, [f"{n:,}" for n in shown])
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=7.5, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
+        columns = 1 if any(len(text) > _WIDE for text in axes.get_legend_handles_labels()[1]) else 2
+        axes.legend(frameon=False, fontsize=7.5, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns)
     panels[0].set_ylabel("scaled accuracy")
     return figure
 
 
-_MORE = ("#2f7f4f", "#c8553d", "#b58900", "#2c8c99", "#8c564b", "#e377c2", "#000000", "#bcbd22", "#6baed6", "#fb9a99")
+_WIDE = 52  # letters of a label that leave no room for another beside it
 
 
-def _lines(runs: list[dict[str, Any]]) -> list[dict[str, str]]:
+def _lines(runs: list[TrackRun]) -> list[dict[str, str]]:
     """Colour and line style of each run: the four ranges in their own colours, the others by turns, dashed the second time."""
-    turns = ({"color": colour, "linestyle": style} for style in itertools.cycle(("-", "--", ":")) for colour in _MORE)
-    own = [run["mixer"] in ARM_LABELS and run["recipe_name"] in (*_SHORTER, "quick") for run in runs]
-    return [{"color": ARM_LABELS[run["mixer"]][1]} if its else next(turns) for run, its in zip(runs, own, strict=True)]
+    turns = more_lines()
+    own = [
+        run.mixer in RANGES and all(w.partition("=")[0] in SHORTER for w in run.recipe_now.split("+")) for run in runs
+    ]
+    return [{"color": ARMS[run.mixer].colour} if its else next(turns) for run, its in zip(runs, own, strict=True)]
 
 
-def _draw_run(axes: Any, run: dict[str, Any], line: dict[str, str]) -> None:
-    lengths = sorted(map(int, run["scores"]))
-    label = run["label"] + ("" if run["recipe_name"] == "paper" else f", {run['recipe_name']}")
-    for r in range(len(run["seeds"])):
-        values = [run["scores"][str(n)][r] for n in lengths]
-        best = r == run["best"]
+def _draw_run(axes: Any, run: TrackRun, line: dict[str, str]) -> None:
+    lengths = sorted(run.scores)
+    label = run.label + ("" if run.recipe_now == "paper" else f", {run.recipe_now}")
+    for r in range(len(run.seeds)):
+        values = [run.scores[n][r] for n in lengths]
+        best = r == run.best
         style = {"linewidth": 2.4, "label": label, "marker": "o", "markersize": 3.5} if best else {"linewidth": 0.8}
         axes.plot(lengths, values, alpha=1.0 if best else 0.45, **line, **style)
     known = published(run)
@@ -176,7 +121,7 @@ def _draw_run(axes: Any, run: dict[str, Any], line: dict[str, str]) -> None:
 
 def mechanism_figure(mechanism: dict[str, Any]) -> Any:
     """Beta by head; gates, keys in principal coordinates and eigenvalues of the head that works (fig:s3_interpretability)."""
-    figure = _figure(figsize=(13.4, 3.6))
+    figure = empty_figure(figsize=(13.4, 3.6))
     left, middle, plane, right = figure.subplots(1, 4, width_ratios=(1.15, 1.25, 1.0, 1.0))
     names, head = mechanism["symbols"], mechanism["head"]
     beta = mechanism["beta"]  # [symbols][heads]
@@ -232,7 +177,7 @@ def quaternions_figure(result: dict[str, Any]) -> Any:
 
     Lines join exact ones that are nearest to each other: the edges of the 600-cell for A5.
     """
-    figure = _figure(figsize=(10.0, 5.2))
+    figure = empty_figure(figsize=(10.0, 5.2))
     left, right = figure.subplots(1, 2, width_ratios=(1.3, 1))
     picture, orders, first = result["picture"], result["mechanism"]["orders"], result["quaternions"][0]
     _draw_edges(left, picture)

@@ -23,35 +23,18 @@ from torch import Tensor
 
 from ckda import transition
 from ckda.experiments.tracking.figures import mechanism_figure, quaternions_figure
-from ckda.experiments.tracking.model import Tracker, build_tracker
+from ckda.experiments.tracking.model import Tracker
 from ckda.experiments.tracking.penalties import inexactness
 from ckda.experiments.tracking.quaternions import QuaternionHead, quaternion_heads, rotations
 from ckda.experiments.tracking.representations import irreps, nearest
+from ckda.experiments.tracking.run import load_replica
 from ckda.experiments.tracking.task import WordProblem
 from ckda.record import environment, write_json
-from ckda.train.weights import places_of, read_weights
 
-__all__ = ["class_states", "exactness", "found_representation", "load_replica", "mechanism", "silenced"]
+__all__ = ["class_states", "exactness", "found_representation", "mechanism", "silenced"]
 
 _NOTICED = 0.02  # a part of the variance below this is not part of the finding
 _FAR = 0.5  # from the nearest representation: nothing is near
-
-
-def load_replica(path: str | Path, seed: int | None = None) -> tuple[dict[str, Any], WordProblem, Tracker]:
-    """What a file runs/NAME.pt of ``ckda track`` is, its task, and the model of this seed (None: the best one)."""
-    from ckda.experiments.tracking.command import task_named
-
-    saved = read_weights(path, "ckda track", ("group", "mixer", "recipe", "best", "model"))
-    about = {name: x for name, x in saved.items() if name != "parameters"}
-    chosen = about["seeds"][about["best"]] if seed is None else seed
-    (place,) = places_of([chosen], saved, path)
-    try:
-        task = task_named(about["group"])
-        model = build_tracker(about["mixer"], task, **about["model"])
-        model.load_state_dict({name: p[place] for name, p in saved["parameters"].items()})
-    except (RuntimeError, KeyError, TypeError, IndexError) as error:
-        raise ValueError(f"{path} holds no weights of `ckda track`; give a file runs/NAME.pt") from error
-    return about | {"seed": chosen}, task, model
 
 
 @torch.no_grad()

@@ -159,7 +159,7 @@ def _random(model: Tracker, task: "WordProblem") -> None:
 def _near_orthogonal(model: Tracker, task: "WordProblem", logit: float = 4.0, gate: float = 8.0) -> None:
     """The heads with the larger learning rates start near orthogonal transitions: beta near 2, gates near -1 and 1."""
     mixer = model.mixer
-    _need_two_spreads(mixer, "reflections")
+    _need_two_spreads(mixer, "orthogonal-half")
     for head in _leading(mixer):
         rows = slice(head * mixer.head_dim, (head + 1) * mixer.head_dim)
         mixer.b_proj.bias[head] = logit
@@ -239,9 +239,9 @@ def _need_two_spreads(mixer: Any, start: str) -> None:
 #: how a tracker starts, by name
 STARTS: dict[str, Callable[[Tracker, "WordProblem"], None]] = {
     "random": _random,
-    "reflections": _near_orthogonal,
-    "quarters": _quarters,
-    "signs": _signs,
+    "orthogonal-half": _near_orthogonal,
+    "orthogonal-quarter": _quarters,
+    "orthogonal-by-input": _signs,
     "quaternions": _quaternions,
 }
 

@@ -1,11 +1,12 @@
 """Letters that act exactly: how far the maps of the input symbols are from those of a finite group."""
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["Inexactness", "inexactness", "relations"]
+__all__ = ["Inexactness", "check_penalties", "inexactness", "relations"]
 
 #: rotations taken so often are looked at: all that S4, A5 and their double covers have
 _POWERS = (1, 2, 3, 4, 5, 6, 8, 10)
@@ -120,3 +121,24 @@ def _shift(A: Tensor, b: Tensor, start: Tensor) -> Tensor:
     for _ in range(5):
         A, b = A @ A, A @ b + b
     return (A @ start + b - early).square().sum((-2, -1))
+
+
+_MAPS = ("A", "b", "start")
+
+
+def check_penalties(model: Any, penalties: Iterable[str], task: Any) -> None:
+    """ValueError where a recipe's penalties look at something that this mixer does not have."""
+    if not penalties:
+        return
+    if not hasattr(model.mixer, "read"):
+        raise ValueError("the recipe has penalties, but this mixer has no recurrent state to look at")
+    seen = model.symbols()
+    needs = {"closure": (), "defect": ("alpha", "beta"), "homomorphism": ("A",), "relations": _MAPS, "sharp": _MAPS}
+    for name in penalties:
+        missing = [part for part in needs[name] if part not in seen]
+        if missing:
+            raise ValueError(
+                f"the recipe's penalty {name!r} needs {', '.join(missing)} of the transition; this mixer has none"
+            )
+        if name == "homomorphism" and task.meaning:
+            raise ValueError("the recipe's penalty 'homomorphism' needs one token for each element")

@@ -1,157 +1,199 @@
-"""How trackers are trained, as named data: the paper's protocol, and what it takes to go beyond it (docs/tracking.md)."""
+"""How trackers are trained, by name: the paper's protocol, and what it takes to go beyond it (docs/tracking.md)."""
 
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable
 from typing import Any
 
-from ckda.train.recipe import Recipe
+from ckda.experiments.common.recipes import Book, Change, number
 
-__all__ = ["RECIPES", "Protocol", "protocol"]
+__all__ = ["RECIPES", "SHORTER"]
 
-
-@dataclass(frozen=True)
-class Protocol:
-    """What a recipe changes in the paper's protocol (app:exp_state_tracking)."""
-
-    about: str
-    changes: dict[str, Any] = field(default_factory=dict)  #: of :class:`ckda.train.Recipe`
-    model: dict[str, Any] = field(default_factory=dict)  #: of :func:`ckda.experiments.tracking.model.build_tracker`
-    restarts: int = 0  #: seeds begun with, of which `keep` go on; 0: those asked for
-    afterwards: bool = False  #: whether it begins from trained weights
-
-    def recipe(self, **more: Any) -> Recipe:
-        """The recipe, with what the command line changes.
-
-        Example:
-            >>> RECIPES["paper"].recipe(steps=100).curriculum
-            (4, 6, 8, 16, 32)
-        """
-        return Recipe(**{"block": 50} | self.changes | more)
-
-
-_SHORT = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
-_CLOSED: dict[str, Any] = {"penalties": {"closure": 0.1, "defect": 0.01}}
-
-RECIPES: dict[str, Protocol] = {
-    "paper": Protocol("the paper's protocol: 60,000 updates of 1024 words, lengths 4, 6, 8, 16, 32"),
-    "10k": Protocol("the paper's protocol in 10,000 updates", {"steps": 10_000}),
-    "3k": Protocol("the paper's protocol in 3000 updates", {"steps": 3000}),
-    "small": Protocol("the paper's protocol in 5000 updates of 256 words", {"steps": 5000, "batch": 256}),
-    "fast": Protocol("the paper's protocol in 1000 updates: S3 in seconds on a GPU", {"steps": 1000}),
-    "quick": Protocol("600 updates of 64 words: S3 in a minute or two on a CPU", {"steps": 600, "batch": 64}),
-    "closure": Protocol(
-        "equal input and product, equal readout: the rotations learn to close", {"steps": 4000} | _CLOSED
-    ),
-    "closure-alone": Protocol(
-        "the closure penalty without the orthogonality penalty", {"steps": 4000, "penalties": {"closure": 0.1}}
-    ),
-    "closure-culled": Protocol(
-        "the closure penalty alone, eight seeds, of which the best three go on after a quarter of 3600 updates of 128 words",
-        {"steps": 3600, "batch": 128, "cull_at": 900, "keep": 3, "penalties": {"closure": 0.1}},
-        restarts=8,
-    ),
-    "closure-strong": Protocol(
-        "the closure penalty ten times as strong", {"steps": 4000, "penalties": {"closure": 1.0, "defect": 0.01}}
-    ),
-    "defect": Protocol("the orthogonality penalty alone", {"steps": 4000, "penalties": {"defect": 0.01}}),
-    # what might find S4
-    "silu": Protocol("SiLU on q, k and v", {"steps": 30_000}, {"activate": ("q", "k", "v")}),
-    "silu-keys": Protocol("SiLU on the keys", {"steps": 30_000}, {"activate": ("k",)}),
-    "spread": Protocol(
-        "beta spread: half of the heads start with larger learning rates", {"steps": 30_000}, {"beta_init": "spread"}
-    ),
-    "reflections": Protocol(
-        "half of the heads start near orthogonal transitions",
-        {"steps": 30_000},
-        {"beta_init": "spread", "start": "reflections"},
-    ),
-    "quarters": Protocol(
-        "the same with a quarter of their gates negative, as quaternions have it",
-        {"steps": 30_000},
-        {"beta_init": "spread", "start": "quarters"},
-    ),
-    "signs": Protocol(
-        "the same with gates whose signs differ from input to input",
-        {"steps": 30_000},
-        {"beta_init": "spread", "start": "signs"},
-    ),
-    "short": Protocol("ten stages from length 2 on", {"steps": 30_000, "curriculum": _SHORT}),
-    "many": Protocol("48 heads of 4 for 12 of 16, as many channels", {}, {"heads": 48, "head_dim": 4}),
-    "generators": Protocol(
+_STAGES: dict[str, tuple[str, dict[str, Any]]] = {
+    "from-2": ("ten stages, from length 2 on", {"curriculum": (2, 3, 4, 5, 6, 8, 12, 16, 24, 32)}),
+    "generators-first": (
         "words over two generators first, then over the whole group",
-        {
-            "steps": 30_000,
-            "curriculum": (4, 8, 16, 32, 4, 8, 16, 32),
-            "letters": ("generators",) * 4 + ("all",) * 4,
-        },
+        {"curriculum": (4, 8, 16, 32, 4, 8, 16, 32), "letters": ("generators",) * 4 + ("all",) * 4},
     ),
-    "involutions": Protocol(
-        "words over elements of order 1 and 2 first, most of which are reflections, then over the whole group",
-        {
-            "steps": 30_000,
-            "curriculum": (4, 8, 16, 4, 6, 8, 16, 32),
-            "letters": ("involutions",) * 3 + ("all",) * 5,
-        },
+    "involutions-first": (
+        "words over elements of order 1 and 2 first, then over the whole group",
+        {"curriculum": (4, 8, 16, 4, 6, 8, 16, 32), "letters": ("involutions",) * 3 + ("all",) * 5},
     ),
-    "half": Protocol(
+    "subgroup-first": (
         "words over the largest proper normal subgroup first (A4 of S4), then over the whole group",
-        {"steps": 30_000, "curriculum": (4, 8, 16, 32, 4, 8, 16, 32), "letters": ("half",) * 4 + ("all",) * 4},
+        {"curriculum": (4, 8, 16, 32, 4, 8, 16, 32), "letters": ("half",) * 4 + ("all",) * 4},
     ),
-    "homomorphism": Protocol(
-        "the transitions of the elements are pulled towards multiplying like the elements",
-        {"steps": 30_000, "penalties": {"homomorphism": 0.1, "closure": 0.1}},
+    "theory": ("eight stages, as the paper trains A5", {"curriculum": (4, 6, 7, 8, 10, 12, 16, 32)}),
+}
+_STARTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "beta-spread": ("half of the heads start with larger learning rates", {"beta_init": "spread"}),
+    "orthogonal-half": (
+        "half of the heads start near orthogonal transitions: beta near 2, gates near 1 and -1, half of them negative",
+        {"beta_init": "spread", "start": "orthogonal-half"},
     ),
-    "relations": Protocol(
-        "once the training is half over, the letters' maps of the state are pulled towards those of a finite group",
-        {"ramp": (0.55, 0.65), "penalties": {"relations": 1.0}},
+    "orthogonal-quarter": (
+        "the same with a quarter of those gates negative, as quaternions have it",
+        {"beta_init": "spread", "start": "orthogonal-quarter"},
     ),
-    "sharpen": Protocol(
-        "500 updates of 256 words of length 32 from trained weights (--from), pulled harder the nearer a head is to a finite group",
-        {
-            "steps": 500,
-            "batch": 256,
-            "curriculum": (32,),
-            "lr_muon": 0.01,
-            "lr_adamw": 2.5e-3,
-            "ramp": (0.0, 0.0),
-            "penalties": {"sharp": 0.1},
-        },
-        afterwards=True,
+    "orthogonal-by-input": (
+        "the same with gates whose signs differ from input to input",
+        {"beta_init": "spread", "start": "orthogonal-by-input"},
     ),
-    "closure-late": Protocol(
-        "the closure and orthogonality penalties once the training is half over", {"ramp": (0.5, 0.6)} | _CLOSED
-    ),
-    "culled": Protocol(
-        "24 seeds, of which the best three go on after a third of 30,000 updates of 256 words",
-        {"steps": 30_000, "batch": 256, "cull_at": 10_000, "keep": 3},
-        restarts=24,
-    ),
-    # A5
-    "theory": Protocol(
-        "A5 from the paper's construction: two heads of four start as quaternions (app:A5const)",
-        {"steps": 3000, "batch": 256, "curriculum": (4, 6, 7, 8, 10, 12, 16, 32)},
+    "quaternions": (
+        "two heads start as the paper's construction for A5 (app:A5const)",
         {"width": 32, "heads": 4, "head_dim": 4, "beta_init": "spread", "start": "quaternions"},
+    ),
+}
+_PENALTIES = {
+    "closure": ("equal input and product, equal readout: the rotations learn to close", {"closure": 0.1}),
+    "closure-orthogonal": ("the closure penalty and a small one on orthogonality", {"closure": 0.1, "defect": 0.01}),
+    "closure-strong": ("the same with the closure penalty ten times as strong", {"closure": 1.0, "defect": 0.01}),
+    "orthogonal": ("transitions are pulled towards orthogonal ones", {"defect": 0.01}),
+    "homomorphism": (
+        "the transitions of the elements are pulled towards multiplying like the elements",
+        {"homomorphism": 0.1, "closure": 0.1},
     ),
 }
 
 
-def protocol(name: str) -> Protocol:
-    """The recipe of that name; several joined by + are taken together, the later ones winning.
+def _steps(text: str) -> Change:
+    """N updates (600, 15k)"""
+    return Change(f"{number(text):,} updates", {"steps": number(text)})
 
-    Example:
-        >>> both = protocol("silu+culled+closure-late")
-        >>> both.model["activate"], both.restarts, both.recipe().ramp
-        (('q', 'k', 'v'), 24, (0.5, 0.6))
-        >>> protocol("silu+magic")
-        Traceback (most recent call last):
-        KeyError: 'magic'
-    """
-    whole = Protocol("")
-    for part in (RECIPES[word] for word in name.split("+")):
-        whole = Protocol(
-            f"{whole.about}; {part.about}" if whole.about else part.about,
-            whole.changes | part.changes,
-            whole.model | part.model,
-            part.restarts or whole.restarts,
-            part.afterwards or whole.afterwards,
-        )
-    return whole
+
+def _batch(text: str) -> Change:
+    """N words an update"""
+    return Change(f"{number(text)} words an update", {"batch": number(text)})
+
+
+def _heads(text: str) -> Change:
+    """HxK: H heads of K channels (12x16 in the paper)"""
+    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
+    if not found:
+        raise ValueError("heads are written as 48x4, 48 heads of 4 channels")
+    return Change(f"{found[1]} heads of {found[2]}", model={"heads": int(found[1]), "head_dim": int(found[2])})
+
+
+def _keep(text: str) -> Change:
+    """K-of-M: begin with M seeds, the best K go on after a third of the updates (or 3-of-8-at-0.25: after a quarter)"""
+    found = re.fullmatch(r"([1-9]\d*)-of-([1-9]\d*)(?:-at-(0\.\d+))?", text)
+    if not found or int(found[1]) > int(found[2]):
+        raise ValueError("it is written as 3-of-24, the best 3 of 24 seeds go on, or 3-of-8-at-0.25")
+    share = float(found[3]) if found[3] else 1 / 3
+    when = f"{share:.0%} of the updates" if found[3] else "a third of the updates"
+    about = f"{found[2]} seeds, of which the best {found[1]} go on after {when}"
+    return Change(about, {"keep": int(found[1])}, restarts=int(found[2]), cull_share=share)
+
+
+def _rate(field: str, optimizer: str) -> Callable[[str], Change]:
+    def read(text: str) -> Change:
+        if not float(text) > 0:
+            raise ValueError("a learning rate is above 0")
+        return Change(f"{optimizer}'s learning rate {float(text):g}", {field: float(text)})
+
+    read.__doc__ = f"{optimizer}'s peak learning rate"
+    return read
+
+
+def _momentum(text: str) -> Change:
+    """Muon's momentum: a number, or `cycled` as the authors' code has it (.95, .85 at a tenth of the updates, .95)"""
+    return Change(f"Muon's momentum {text}", {"momentum": text if text == "cycled" else float(text)})
+
+
+def _penalties() -> dict[str, Change]:
+    made = {
+        name: Change(text, {"penalties": weights, "ramp": (0.0, 0.0)}) for name, (text, weights) in _PENALTIES.items()
+    }
+    about = "the letters' maps of the state are pulled towards those of a finite group"
+    late: dict[str, Any] = {"penalties": {"closure": 0.1, "defect": 0.01}, "ramp": (0.5, 0.6)}
+    return made | {
+        "closure-late": Change("the closure and orthogonality penalties once the training is half over", late),
+        "relations": Change(
+            f"once the training is half over, {about}", {"penalties": {"relations": 1.0}, "ramp": (0.55, 0.65)}
+        ),
+        "relations-sharp": Change(
+            f"{about}, harder the nearer a head is to it", {"penalties": {"sharp": 0.1}, "ramp": (0.0, 0.0)}
+        ),
+    }
+
+
+_FINISH = Change(
+    "500 updates of 256 words of length 32 from trained weights (--from)",
+    {"steps": 500, "batch": 256, "curriculum": (32,), "lr_muon": 0.01, "lr_adamw": 2.5e-3},
+    from_weights=True,
+)
+
+RECIPES = Book(
+    base=Change(
+        "the paper's protocol: 60,000 updates of 1024 words, lengths 4, 6, 8, 16, 32",
+        {"block": 50, "momentum": "cycled"},
+    ),
+    changes={
+        "begin": {"trained": _FINISH},
+        "curriculum": {name: Change(text, training) for name, (text, training) in _STAGES.items()},
+        "init": {name: Change(text, model=model) for name, (text, model) in _STARTS.items()},
+        "silu": {
+            "k": Change("SiLU on the keys", model={"activate": ("k",)}),
+            "qkv": Change("SiLU on queries, keys and values", model={"activate": ("q", "k", "v")}),
+        },
+        "penalty": _penalties(),
+    },
+    counted={
+        "steps": _steps,
+        "batch": _batch,
+        "heads": _heads,
+        "keep": _keep,
+        "momentum": _momentum,
+        "lr-muon": _rate("lr_muon", "Muon"),
+        "lr-adamw": _rate("lr_adamw", "AdamW"),
+    },
+    named={
+        "fast": ("steps=1k", "the paper's protocol in 1000 updates: S3 in seconds on a GPU"),
+        "quick": ("steps=600+batch=64", "600 updates of 64 words: S3 in a few minutes on a CPU"),
+        "closed": (
+            "penalty=closure+steps=3600+batch=128+keep=3-of-8-at-0.25+momentum=0.95",
+            "the closure penalty, the best three of eight seeds: S3 far beyond the training length",
+        ),
+        "orthogonal": (
+            "init=orthogonal-quarter+curriculum=from-2+heads=48x4+steps=15k+batch=256+momentum=0.95",
+            "48 small heads that start near orthogonal transitions: finds S4, and A5 from random keys",
+        ),
+        "theory": (
+            "init=quaternions+curriculum=theory+steps=3k+batch=256",
+            "A5 from the paper's construction: two heads of four start as quaternions (app:A5const)",
+        ),
+        "finish": (
+            "begin=trained+penalty=relations-sharp+momentum=0.95",
+            "500 updates from trained weights (--from) that make nearly exact heads exact",
+        ),
+    },
+    old={
+        "10k": "steps=10k",
+        "3k": "steps=3k",
+        "small": "steps=5k+batch=256",
+        "closure": "penalty=closure-orthogonal+steps=4k+momentum=0.95",
+        "closure-alone": "penalty=closure+steps=4k+momentum=0.95",
+        "closure-culled": "closed",
+        "closure-strong": "penalty=closure-strong+steps=4k+momentum=0.95",
+        "closure-late": "penalty=closure-late+momentum=0.95",
+        "defect": "penalty=orthogonal+steps=4k+momentum=0.95",
+        "silu": "silu=qkv+steps=30k",
+        "silu-keys": "silu=k+steps=30k",
+        "spread": "init=beta-spread+steps=30k+momentum=0.95",
+        "reflections": "init=orthogonal-half+steps=30k+momentum=0.95",
+        "quarters": "init=orthogonal-quarter+steps=30k+momentum=0.95",
+        "signs": "init=orthogonal-by-input+steps=30k+momentum=0.95",
+        "short": "curriculum=from-2+steps=30k+momentum=0.95",
+        "many": "heads=48x4+momentum=0.95",
+        "generators": "curriculum=generators-first+steps=30k+momentum=0.95",
+        "involutions": "curriculum=involutions-first+steps=30k+momentum=0.95",
+        "half": "curriculum=subgroup-first+steps=30k+momentum=0.95",
+        "homomorphism": "penalty=homomorphism+steps=30k+momentum=0.95",
+        "relations": "penalty=relations+momentum=0.95",
+        "sharpen": "finish",
+        "culled": "keep=3-of-24+steps=30k+batch=256+momentum=0.95",
+    },
+)
+
+#: recipes and changes that leave the paper's protocol but for the number of updates or words and the momentum: the published
+#: scores stand beside them
+SHORTER = ("paper", "fast", "quick", "steps", "batch", "momentum")

@@ -28,7 +28,7 @@ from ckda.experiments.tracking.penalties import relations
 from ckda.groups import FiniteGroup, cycle_notation, from_table, group
 from ckda.record import read_json
 
-__all__ = ["WordProblem", "correct_products", "read_table", "scaled_accuracy", "shell_game"]
+__all__ = ["WordProblem", "correct_products", "read_table", "scaled_accuracy", "shell_game", "task_named"]
 
 #: sequences of a batch on which penalties are computed
 _PENALTY_WORDS = 256
@@ -221,6 +221,29 @@ def read_table(path: str | Path) -> FiniteGroup:
     except ValueError as error:
         raise ValueError(f"{path}: {error}; with names the first row must list all elements") from error
     return from_table(numbers, Path(path).stem, names)
+
+
+def task_named(text: str) -> WordProblem:
+    """The task of that name; ValueError with what there is otherwise.
+
+    Example:
+        >>> [task_named(name).order for name in ("parity", "shell3", "S4", "S4:generators", "Q8", "Z2xZ3")]
+        [2, 6, 24, 24, 8, 6]
+    """
+    name, _, letters = text.partition(":")
+    if name == "parity":
+        task = WordProblem.named("Z2")
+    elif name.startswith("shell") and name[5:].isdigit() and 2 <= int(name[5:]) <= 5:
+        task = shell_game(int(name[5:]))
+    elif name.endswith(".json"):
+        try:
+            G = read_table(name)
+        except OSError as error:
+            raise ValueError(f"{name}: {error.strerror}") from error
+        task = WordProblem(G, tuple(range(G.order)))
+    else:
+        task = WordProblem.named(name)
+    return task.over(letters) if letters else task
 
 
 # Scores --------------------------------------------------------------------------------------------------------------

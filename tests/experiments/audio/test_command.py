@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from ckda.cli import main
-from ckda.experiments.audio import command as audio
 from ckda.experiments.audio.model import build
+from ckda.experiments.audio.recipes import recipe as settings
 from ckda.experiments.audio.task import Continuation, cut, groove, wav_bytes
 from ckda.train import Ensemble
 
@@ -31,32 +31,32 @@ def test_smoke_run_leaves_everything_and_is_read_back(tmp_path, capsys):
     ]
     assert main([*command, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert list(result["runs"]) == ["ckda", "transformer"]
-    assert result["runs"]["ckda"]["parameters"] == 182_048
-    assert len(result["runs"]["ckda"]["snr"]["40"]) == 2
+    assert list(result["runs"]) == ["ckda+smoke", "transformer+smoke"]
+    assert result["runs"]["ckda+smoke"]["parameters"] == 182_048
+    assert len(result["runs"]["ckda+smoke"]["snr"]["40"]) == 2
     for name in (
         "audio.json",
         "continuation.png",
         "report.html",
         "target.wav",
         "loop.wav",
-        "runs/ckda.wav",
-        "runs/ckda.pt",
+        "runs/ckda+smoke.wav",
+        "runs/ckda+smoke.pt",
     ):
         assert (tmp_path / name).stat().st_size > 0, name
     page = (tmp_path / "report.html").read_text()
     assert page.count("<audio controls") == 9
     assert "data:audio/wav;base64," in page
-    stamp = (tmp_path / "runs/ckda.json").stat().st_mtime_ns
+    stamp = (tmp_path / "runs/ckda+smoke.json").stat().st_mtime_ns
     assert main(command) == 0
-    assert (tmp_path / "runs/ckda.json").stat().st_mtime_ns == stamp  # nothing was trained again
-    assert "│ ckda " in capsys.readouterr().out
-    assert main(["inspect", "audio", str(tmp_path / "runs/ckda.pt"), "--length", "24", "--json"]) == 0
+    assert (tmp_path / "runs/ckda+smoke.json").stat().st_mtime_ns == stamp  # nothing was trained again
+    assert "ckda+smoke " in capsys.readouterr().out
+    assert main(["inspect", "audio", str(tmp_path / "runs/ckda+smoke.pt"), "--length", "24", "--json"]) == 0
     seen = json.loads(capsys.readouterr().out)
     assert len(seen["heads"]) == 8
     assert seen["ablation"]["mse"] > 0
     with pytest.raises(SystemExit, match="is a transformer"):
-        main(["inspect", "audio", str(tmp_path / "runs/transformer.pt")])
+        main(["inspect", "audio", str(tmp_path / "runs/transformer+smoke.pt")])
 
 
 @pytest.mark.parametrize(
@@ -124,9 +124,16 @@ def test_numbers_that_make_no_sense_are_refused(tmp_path, options, capsys):
     assert "error: argument" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("recipe", ["plain", "turns-tail", "clock"])
-def test_ctrl_c_leaves_a_checkpoint_and_the_same_command_goes_on_exactly(tmp_path, monkeypatch, capsys, recipe):
-    name = "ckda" if recipe == "plain" else f"ckda+{recipe}"
+@pytest.mark.parametrize(
+    ("recipe", "name"),
+    [
+        ("paper", "ckda"),
+        ("turns-tail", "ckda+schedule=tail+penalty=closure-turns"),
+        ("init=clock", "ckda+init=clock"),
+    ],
+)
+def test_ctrl_c_leaves_a_checkpoint_and_the_same_command_goes_on_exactly(tmp_path, monkeypatch, capsys, recipe, name):
+    name = f"{name}+smoke"
     command = ["audio", "--smoke", "--recipe", recipe, "--device", "cpu", "--json", "--out"]
     assert main([*command, str(tmp_path / "whole")]) == 0
     step = Ensemble.train_step
@@ -149,7 +156,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_the_same_command_goes_on_exactly(tmp_pat
 
 
 def test_the_plain_recipe_is_the_papers():
-    plain = audio.recipe("plain")
+    plain = settings("paper")
     assert plain.switches == (168, 335, 501, 668, 835)
     assert [plain.length(n - 1) for n in (167, 168, 834, 835, 2500)] == [12, 16, 72, 136, 136]
     assert plain.factor(249) == 1.0
@@ -162,7 +169,7 @@ def test_a_balanced_batch_of_32_is_one_of_64():
     seen = []
     for batch in (64, 32):
         task = Continuation(cut(groove()), balanced=True)
-        ensemble = Ensemble(partial(build, "ckda"), task, audio.recipe("turns-tail-strong", 10, batch, (12,)), (0,))
+        ensemble = Ensemble(partial(build, "ckda"), task, settings("steady", (12,), steps=10, batch=batch), (0,))
         ensemble.step = 9
         _, total = ensemble._losses(*ensemble.draw(batch, 40))
         seen.append((total, torch.autograd.grad(total.sum(), list(ensemble.parameters.values()))))

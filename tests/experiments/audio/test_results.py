@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from ckda.cli import main
-from ckda.experiments.audio.command import COMPARED, RECIPES
 from ckda.experiments.audio.records import collect, write_compact
 
 KEPT = Path(__file__).parents[3] / "results/audio"
@@ -28,21 +27,27 @@ def test_runs_of_several_folders_become_one_result(folders, tmp_path, capsys):
     command = ["audio", "--collect", *map(str, folders), "--trained-at", "abc", "--out"]
     assert main([*command, str(tmp_path / "all")]) == 0
     assert "none: no finished run of it was found" in capsys.readouterr().out
-    for name in ("audio.json", "table.md", "continuation.png", "beyond.png", "runs/ckda+turns-tail.json"):
+    for name in (
+        "audio.json",
+        "table.md",
+        "continuation.png",
+        "beyond.png",
+        "runs/ckda+schedule=tail+penalty=closure-turns+smoke.json",
+    ):
         assert (tmp_path / "all" / name).stat().st_size > 0, name
     result = json.loads((tmp_path / "all/audio.json").read_text())
-    assert list(result["runs"]) == ["ckda", "gru", "ckda+turns-tail"]
+    assert list(result["runs"]) == ["ckda+smoke", "gru+smoke", "ckda+schedule=tail+penalty=closure-turns+smoke"]
     assert result["absent"]["deltaproduct2"] == {"snr": None, "reason": "no finished run of it was found"}
-    ckda = result["runs"]["ckda"]
+    ckda = result["runs"]["ckda+smoke"]
     assert ckda["seeds"] == [0, 1, 2]
     assert [part["seeds"] for part in ckda["parts"]] == [[0], [1, 2]]
-    parts = [json.loads((folder / "runs/ckda.json").read_text())["snr"]["40"] for folder in folders]
+    parts = [json.loads((folder / "runs/ckda+smoke.json").read_text())["snr"]["40"] for folder in folders]
     assert ckda["snr"]["40"] == parts[0] + parts[1]
     assert ckda["snr"]["40"][ckda["shown"]] == max(ckda["snr"]["40"])
     # what was collected can be collected again, and is the same
     again = ["audio", "--collect", str(tmp_path / "all"), "--out", str(tmp_path / "again")]
     assert main(again) == 0
-    for name in ("audio.json", "table.md", "runs/ckda.json", "runs/gru.json"):
+    for name in ("audio.json", "table.md", "runs/ckda+smoke.json", "runs/gru+smoke.json"):
         assert (tmp_path / "all" / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
 
 
@@ -50,16 +55,16 @@ def test_what_cannot_be_brought_together_is_refused(folders, tmp_path):
     with pytest.raises(SystemExit, match=r"--collect: no audio.json in"):
         main(["audio", "--collect", str(tmp_path), "--out", str(tmp_path)])
     (tmp_path / "runs").mkdir()
-    record = json.loads((folders[0] / "runs/ckda.json").read_text())
+    record = json.loads((folders[0] / "runs/ckda+smoke.json").read_text())
     record["key"]["recipe"]["steps"] = 9
-    (tmp_path / "runs/ckda.json").write_text(json.dumps(record))
-    with pytest.raises(ValueError, match="records of ckda were trained by different protocols"):
-        collect([folders[0], tmp_path], COMPARED, tuple(RECIPES))
+    (tmp_path / "runs/ckda+smoke.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=r"records of ckda\+smoke were trained by different protocols"):
+        collect([folders[0], tmp_path])
     record["key"]["task"]["frames"] = "another"
-    (tmp_path / "runs/ckda.json").write_text("{}")
+    (tmp_path / "runs/ckda+smoke.json").write_text("{}")
     (tmp_path / "runs/kda.json").write_text(json.dumps(record | {"arm": "kda"}))
     with pytest.raises(ValueError, match="different loops"):
-        collect([folders[0], tmp_path], COMPARED, tuple(RECIPES))
+        collect([folders[0], tmp_path])
 
 
 def test_compact_json_is_the_same_json(tmp_path):
@@ -74,25 +79,25 @@ def test_compact_json_is_the_same_json(tmp_path):
 
 @pytest.fixture(scope="module")
 def kept():
-    return collect([KEPT], COMPARED, tuple(RECIPES))["runs"]
+    return collect([KEPT]).runs
 
 
 def test_kept_results_have_the_papers_ordering(kept):
     """The ordering of fig:waveform_continuation holds in what is stored, and CKDA's seed 0 is no worse."""
-    assert [kept["ckda"]["snr"][n][0] >= v for n, v in (("40", 45.6), ("136", 42.2), ("264", 38.1))] == [True] * 3
+    assert [kept["ckda"].snr[n][0] >= v for n, v in ((40, 45.6), (136, 42.2), (264, 38.1))] == [True] * 3
     for arm in ("kda", "kda-beta2", "kda-signed"):
-        assert max(kept[arm]["snr"]["136"]) < 10, arm
-    assert max(kept["transformer"]["snr"]["264"]) < 5
-    plain = {name: max(run["snr"]["264"]) for name, run in kept.items() if run["recipe_name"] == "plain"}
+        assert max(kept[arm].snr[136]) < 10, arm
+    assert max(kept["transformer"].snr[264]) < 5
+    plain = {name: max(run.snr[264]) for name, run in kept.items() if run.is_papers}
     assert max(plain, key=plain.__getitem__) == "gru"
 
 
 def test_kept_results_hold_three_seeds_and_say_where_from(kept):
     for name, run in kept.items():
-        assert len(run["seeds"]) >= 3, name
-        for part in run.get("parts", [run]):
-            assert part["environment"]["commit"], name
-            assert "H200" in part["environment"]["device"], name
+        assert len(run.seeds) >= 3, name
+        for environment in [part["environment"] for part in run.parts] if run.parts else [run.environment]:
+            assert environment["commit"], name
+            assert "H200" in environment["device"], name
 
 
 def test_the_kept_model_keeps_time_by_its_complex_modes(tmp_path, capsys):

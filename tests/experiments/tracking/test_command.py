@@ -16,15 +16,23 @@ def test_smoke_run_leaves_everything_and_is_read_back(tmp_path, capsys):
     command = [*SMOKE, "S3", "parity", "--mixer", "ckda,gdn2", "--seeds", "2", "--out", str(tmp_path)]
     assert main([*command, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert list(result["runs"]) == ["S3-ckda", "S3-gdn2", "parity-ckda", "parity-gdn2"]
-    assert len(result["runs"]["S3-ckda"]["scores"]["32"]) == 2
-    assert result["runs"]["S3-ckda"]["parameters"] == 56_530
-    for name in ("track.json", "track.png", "table.md", "report.html", "runs/S3-ckda.json", "runs/S3-ckda.pt"):
+    assert list(result["runs"]) == ["S3-ckda+smoke", "S3-gdn2+smoke", "parity-ckda+smoke", "parity-gdn2+smoke"]
+    assert len(result["runs"]["S3-ckda+smoke"]["scores"]["32"]) == 2
+    assert result["runs"]["S3-ckda+smoke"]["parameters"] == 56_530
+    for name in (
+        "track.json",
+        "track.png",
+        "table.md",
+        "report.html",
+        "seeds.json",
+        "runs/S3-ckda+smoke.json",
+        "runs/S3-ckda+smoke.pt",
+    ):
         assert (tmp_path / name).stat().st_size > 0, name
     assert not list(tmp_path.glob("runs/*.checkpoint.pt"))
-    stamp = (tmp_path / "runs/S3-ckda.json").stat().st_mtime_ns
+    stamp = (tmp_path / "runs/S3-ckda+smoke.json").stat().st_mtime_ns
     assert main(command) == 0
-    assert (tmp_path / "runs/S3-ckda.json").stat().st_mtime_ns == stamp  # nothing was trained again
+    assert (tmp_path / "runs/S3-ckda+smoke.json").stat().st_mtime_ns == stamp  # nothing was trained again
     assert "S3 ckda" in capsys.readouterr().out
 
 
@@ -40,25 +48,51 @@ def test_every_recipe_runs(tmp_path, capsys):
     plain = ["S3", "--recipe", "paper,closure,homomorphism,silu+short+culled,generators,half,silu-keys"]
     assert main([*SMOKE, *plain, "--seeds", "1", "--out", str(tmp_path), "--json"]) == 0
     runs = json.loads(capsys.readouterr().out)["runs"]
-    assert len(runs["S3-ckda+silu+short+culled"]["begun_seeds"]) == 3
-    assert len(runs["S3-ckda+silu+short+culled"]["seeds"]) == 1
+    name = "S3-ckda+curriculum=from-2+silu=qkv+steps=30k+batch=256+keep=3-of-24+momentum=0.95+smoke"
+    assert len(runs[name]["begun_seeds"]) == 3
+    assert len(runs[name]["seeds"]) == 1
     assert main([*SMOKE, "A5", "--recipe", "theory", "--seeds", "1", "--out", str(tmp_path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["runs"]["A5-ckda+theory"]["recipe"]["steps"] == 10
+    assert json.loads(capsys.readouterr().out)["runs"]["A5-ckda+theory+smoke"]["recipe"]["steps"] == 10
+
+
+def test_settings_are_part_of_the_name(tmp_path, capsys):
+    command = [*SMOKE, "Z2", "--recipe", "paper,quarters", "--seeds", "1", "--out", str(tmp_path), "--json"]
+
+    def recipes(*options):
+        assert main([*command, *options]) == 0
+        return {name: run["recipe"] for name, run in json.loads(capsys.readouterr().out)["runs"].items()}
+
+    plain = recipes()
+    assert {name: recipe["momentum"] for name, recipe in plain.items()} == {
+        "Z2-ckda+smoke": "cycled",
+        "Z2-ckda+init=orthogonal-quarter+steps=30k+momentum=0.95+smoke": 0.95,
+    }
+    changed = recipes("--momentum", "0.95", "--lr-muon", "0.005", "--lr-adamw", "0.001")
+    assert list(changed) == [
+        "Z2-ckda+momentum=0.95+lr-muon=0.005+lr-adamw=0.001+smoke",
+        "Z2-ckda+init=orthogonal-quarter+steps=30k+momentum=0.95+lr-muon=0.005+lr-adamw=0.001+smoke",
+    ]
+    for recipe in changed.values():
+        assert (recipe["lr_muon"], recipe["lr_adamw"], recipe["momentum"]) == (0.005, 0.001, 0.95)
+    assert recipes("--momentum", "cycled").keys() == {
+        "Z2-ckda+momentum=cycled+smoke",
+        "Z2-ckda+init=orthogonal-quarter+steps=30k+momentum=cycled+smoke",
+    }
 
 
 def test_training_goes_on_from_weights(tmp_path, capsys):
     first = [*SMOKE, "S3", "--recipe", "relations", "--seeds", "2", "--out", str(tmp_path / "first"), "--json"]
     assert main(first) == 0
-    weights = tmp_path / "first/runs/S3-ckda+relations.pt"
+    weights = tmp_path / "first/runs/S3-ckda+penalty=relations+momentum=0.95+smoke.pt"
     again = ["--recipe", "sharpen", "--from", str(weights), "--out", str(tmp_path / "on"), "--json"]
     assert main([*SMOKE, "S3", *again, "--seeds", "1", "--seed", "1"]) == 0
-    record = json.loads((tmp_path / "on/runs/S3-ckda+sharpen.json").read_text())
+    record = json.loads((tmp_path / "on/runs/S3-ckda+finish+smoke.json").read_text())
     assert len(record["key"]["began_from"]) == 16
     capsys.readouterr()
     assert main([*SMOKE, "S3", *again, "--fresh"]) == 0
-    assert json.loads(capsys.readouterr().out)["runs"]["S3-ckda+sharpen"]["seeds"] == [0, 1]
+    assert json.loads(capsys.readouterr().out)["runs"]["S3-ckda+finish+smoke"]["seeds"] == [0, 1]
     assert main([*SMOKE, "S3", *again, "--fresh", "--seed", "1"]) == 0
-    assert json.loads(capsys.readouterr().out)["runs"]["S3-ckda+sharpen"]["seeds"] == [1]
+    assert json.loads(capsys.readouterr().out)["runs"]["S3-ckda+finish+smoke"]["seeds"] == [1]
     with pytest.raises(SystemExit, match="has no seed 5; it has 0, 1"):
         main([*SMOKE, "S3", *again, "--seed", "5"])
     with pytest.raises(SystemExit, match="nothing to restart"):
@@ -111,20 +145,53 @@ def test_the_time_limit_stops_with_status_three(tmp_path, capsys):
     assert main([*command, "--time-limit", "0"]) == 3
     stopped = json.loads(capsys.readouterr().out)
     assert stopped["runs"] == {}
-    assert stopped["absent"]["S3-ckda"].startswith(
+    assert stopped["absent"]["S3-ckda+smoke"].startswith(
         "stopped at the time limit, at update 1 of 10; then right at length 6: "
     )
     assert main(command) == 0
-    assert "resuming S3-ckda at update 1" in capsys.readouterr().err
+    assert "resuming S3-ckda+smoke at update 1" in capsys.readouterr().err
 
 
-def test_a_damaged_record_is_made_anew(tmp_path, capsys):
+def test_a_damaged_record_stays_until_asked(tmp_path, capsys):
     command = [*SMOKE, "Z2", "--seeds", "1", "--out", str(tmp_path), "--json"]
     assert main(command) == 0
-    (tmp_path / "runs/Z2-ckda.json").write_text("{")
-    assert main(command) == 0
-    assert "cannot be read" in capsys.readouterr().err
-    assert json.loads((tmp_path / "runs/Z2-ckda.json").read_text())["order"] == 2
+    record = tmp_path / "runs/Z2-ckda+smoke.json"
+    record.write_text("{")
+    with pytest.raises(SystemExit, match=r"cannot be read .* --fresh"):
+        main(command)
+    assert record.read_text() == "{"
+    assert main([*command, "--fresh"]) == 0
+    assert json.loads(record.read_text())["order"] == 2
+
+
+def test_a_finished_run_of_other_settings_is_refused(tmp_path, capsys):
+    command = [*SMOKE, "Z2", "--out", str(tmp_path), "--json"]
+    assert main([*command, "--seeds", "1"]) == 0
+    weights = (tmp_path / "runs/Z2-ckda+smoke.pt").read_bytes()
+    with pytest.raises(SystemExit, match=r"seeds is \[0\] there and \[0, 1\] here.*--fresh"):
+        main([*command, "--seeds", "2"])
+    assert (tmp_path / "runs/Z2-ckda+smoke.pt").read_bytes() == weights
+
+
+def test_new_lengths_are_scored_from_the_weights(tmp_path, monkeypatch, capsys):
+    command = [*SMOKE, "Z2", "--recipe", "culled", "--out", str(tmp_path), "--json"]
+    assert main([*command, "--lengths", "8,16"]) == 0
+    first = json.loads(capsys.readouterr().out)["runs"]
+    monkeypatch.setattr(Ensemble, "update", None)  # nothing is trained
+    assert main([*command, "--lengths", "16,32"]) == 0
+    (then,), (now,) = first.values(), json.loads(capsys.readouterr().out)["runs"].values()
+    assert set(then["scores"]) == {"8", "16"}
+    assert set(now["scores"]) == {"8", "16", "32"}
+    assert now["scores"]["16"] == then["scores"]["16"]
+    (name,) = first
+    assert set(json.loads((tmp_path / f"runs/{name}.json").read_text())["scores"]) == {"8", "16", "32"}
+
+
+def test_recipes_are_explained(capsys):
+    assert main(["track", "--recipes"]) == 0
+    text = capsys.readouterr().out
+    assert "init=orthogonal-quarter" in text
+    assert all(len(line) < 170 for line in text.splitlines())
 
 
 @pytest.mark.parametrize(
@@ -138,14 +205,17 @@ def test_a_damaged_record_is_made_anew(tmp_path, capsys):
         (["S3:vowels"], "letters is 'vowels'"),
         (["--lengths", "8,x"], "whole numbers"),
         (["--lengths", "0"], "at least 1"),
-        (["--recipe", "silu+magic"], "--recipe magic: there is none"),
+        (["--recipe", "silu=qkv+magic"], "--recipe magic: there is none"),
+        (["--recipe", "silu=v"], "there are silu=k, silu=qkv"),
+        (["--recipe", "heads=4"], "written as 48x4"),
+        (["--steps", "10", "--momentum", "2"], "at least 0 and below 1"),
         (["--mixer", "attention", "--recipe", "closure"], "no recurrent state"),
         (["--mixer", "gru", "--recipe", "homomorphism"], "needs A of the transition"),
         (["--mixer", "gdn2", "--recipe", "closure"], "needs alpha, beta"),
         (["shell3", "--recipe", "homomorphism"], "one token for each element"),
         (["--recipe", "theory"], "not isomorphic to A5"),
         (["--mixer", "kda", "--recipe", "reflections"], "beta_init is 'spread'|needs Complex KDA"),
-        (["--restarts", "4"], "without --keep"),
+        (["--recipe", "keep=4-of-3"], "3-of-24"),
         (["--from", "nothing.pt"], "nothing.pt does not exist"),
         (["--recipe", "quarters+sharpen"], "--from names them"),
     ],

@@ -122,7 +122,7 @@ def test_keys_alone_do_not_make_a_quaternion_head():
 
 
 @pytest.mark.parametrize("name", ["Z2", "Z3", "S3", "Q8", "A4", "A5", "S4:generators", "shell3"])
-@pytest.mark.parametrize("start", ["random", "quarters"])
+@pytest.mark.parametrize("start", ["random", "orthogonal-quarter"])
 def test_heads_that_know_nothing_are_no_quaternions(name, start):
     torch.manual_seed(0)
     task = task_named(name)

@@ -2,13 +2,16 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from ckda.cli import main
-from ckda.experiments.tracking.command import collected
-from ckda.experiments.tracking.figures import groups_figure, mechanism_figure, quaternions_figure
+from ckda.experiments.tracking.figures import PUBLISHED, groups_figure, mechanism_figure, quaternions_figure
+from ckda.experiments.tracking.lottery import lottery
+from ckda.experiments.tracking.run import TrackRun, collect, load_replica
 
 ROOT = Path(__file__).parents[3]
 KEPT = ROOT / "results/state_tracking"
@@ -16,7 +19,7 @@ KEPT = ROOT / "results/state_tracking"
 
 @pytest.fixture(scope="module")
 def kept():
-    return collected([str(KEPT)])
+    return collect([KEPT]).runs
 
 
 def test_kept_table_and_numbers_are_those_of_the_records(tmp_path, capsys):
@@ -26,23 +29,23 @@ def test_kept_table_and_numbers_are_those_of_the_records(tmp_path, capsys):
 
 
 def test_kept_records_are_drawn_seed_by_seed(kept):
-    panels = groups_figure({"runs": kept}).axes
+    panels = groups_figure(collect([KEPT])).axes
     assert [axes.get_title() for axes in panels] == ["A5", "S3"]
     for axes in panels:
         drawn = [list(line.get_ydata()) for line in axes.get_lines()]
         for name, run in kept.items():
-            if run["group"] == axes.get_title():
-                lengths = sorted(map(int, run["scores"]))
+            if run.group == axes.get_title():
+                lengths = sorted(run.scores)
                 for r in range(3):
-                    assert [run["scores"][str(n)][r] for n in lengths] in drawn, (name, r)
+                    assert [run.scores[n][r] for n in lengths] in drawn, (name, r)
 
 
 def test_kept_records_hold_three_seeds_and_say_where_from(kept):
     first = {"A5-ckda+theory", "S3-ckda+fast"}
     for name, run in kept.items():
-        assert run["seeds"] == [0, 1, 2], name
-        assert "H200" in run["environment"]["device"], name
-        assert run["environment"]["commit"][:7] == ("30fcceb" if name in first else "a28d1d5"), name
+        assert run.seeds == [0, 1, 2], name
+        assert "H200" in run.environment["device"], name
+        assert run.environment["commit"][:7] == ("30fcceb" if name in first else "a28d1d5"), name
 
 
 def test_docs_quote_the_kept_scores(kept):
@@ -53,17 +56,17 @@ def test_docs_quote_the_kept_scores(kept):
         assert row, recipe
         for length, cell in zip((32, 128, 512, 4096, 65_536), row[1].split(" | "), strict=False):
             said = cell.split(", ")
-            for word, value in zip(said, kept[f"S3-ckda+{recipe}"]["scores"][str(length)], strict=True):
+            for word, value in zip(said, kept[f"S3-ckda+{recipe}"].scores[length], strict=True):
                 digits = len(word.partition(".")[2]) or 3
                 assert float(word) == pytest.approx(value, abs=0.501 * 10**-digits), (recipe, length)
 
 
 def test_two_recipes_are_right_at_4096_on_every_seed_and_none_at_65536(kept):
     def on_every_seed(length, least):
-        return {r["recipe_name"] for r in kept.values() if r["group"] == "S3" and min(r["scores"][length]) >= least}
+        return {r.recipe_name for r in kept.values() if r.group == "S3" and min(r.scores[length]) >= least}
 
-    assert on_every_seed("4096", 0.999) == {"closure", "closure-strong"}
-    assert on_every_seed("65536", 0.9) == set()
+    assert on_every_seed(4096, 0.999) == {"closure", "closure-strong"}
+    assert on_every_seed(65_536, 0.9) == set()
 
 
 @pytest.mark.parametrize("name", ["S3-ckda+fast.seed1", "S3-ckda+closure-strong.seed0"])
@@ -120,8 +123,40 @@ def test_the_table_keeps_its_numbers_on_a_narrow_terminal(tmp_path, capsys, monk
 
 
 def test_no_two_runs_of_a_panel_look_alike():
-    runs = collected([str(KEPT / "mixers_10k")])
-    (axes,) = groups_figure({"runs": runs}).axes
+    result = collect([KEPT / "mixers_10k"])
+    (axes,) = groups_figure(result).axes
     named = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
-    assert len(named) == len(runs) == 17
+    assert len(named) == len(result.runs) == 17
     assert len({(line.get_color(), line.get_linestyle()) for line in named}) == 17
+
+
+def test_s4_with_cycled_momentum():
+    """What docs, README and LOG say of it, from the records."""
+    chances = {"cycled": json.loads((KEPT / "momentum_cycled/seeds.json").read_text())["runs"]["S4-ckda"]}
+    for name, folders in {"cycled": ["momentum_cycled"], "constant": ["ranges", "ten"]}.items():
+        runs = [TrackRun.from_json(json.loads((KEPT / f"{x}/runs/S4-ckda.json").read_text())) for x in folders]
+        assert all(run.recipe.get("momentum", 0.95) == ("cycled" if name == "cycled" else 0.95) for run in runs)
+        seeds = [seed for run in runs for seed in run.seeds]
+        scores = {n: [v for run in runs for v in run.scores[n]] for n in (32, 128, 512)}
+        found = lottery(replace(runs[0], seeds=seeds, scores=scores), PUBLISHED["S4"]["ckda"])
+        assert found == chances.setdefault(name, found)
+    cycled, constant = (chances[name] for name in ("cycled", "constant"))
+    assert cycled["found"]["seeds"] == [1, 4, 6, 9, 17, 18]
+    assert constant["found"]["seeds"] == [6, 7]
+    assert cycled["reaches_published"]["seeds_with_all"]["seeds"] == [1, 6, 17, 18]
+    for way in ("one_seed", "by_length"):
+        assert cycled["first_three"][way] == pytest.approx([1, 0.999, 0.510], abs=5e-4)
+        assert cycled["reaches_published"][way] == pytest.approx(0.44, abs=5e-3)
+        assert constant["reaches_published"][way] == 0
+    text = (ROOT / "docs/tracking.md").read_text()
+    for one in (cycled, constant):
+        said = " to ".join(f"{p:.2f}"[1:] for p in one["found"]["interval"])
+        assert f"{one['found']['count'] / one['found']['of']:.2f}"[1:] + ", " + said in text
+
+
+@pytest.mark.parametrize("seed", [1, 4, 6, 9, 17, 18])
+def test_kept_weights_are_read_and_right_at_the_training_length(seed):
+    _, task, model = load_replica(KEPT / f"momentum_cycled/weights/S4-ckda.seed{seed}.pt", seed)
+    x, y = task.batch(32, 32, torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        assert (model(x)[:, 1:].argmax(-1) == y).double().mean() > 0.99

@@ -178,7 +178,7 @@ def test_the_quaternion_start_tracks_a5():
     torch.testing.assert_close(cache.state[0, 0], C - state @ C, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize(("start", "negative"), [("reflections", None), ("quarters", 4)])
+@pytest.mark.parametrize(("start", "negative"), [("orthogonal-half", None), ("orthogonal-quarter", 4)])
 def test_orthogonal_starts(start, negative):
     """Half of the heads: beta near 2 and gates near their ends on every input; the other half as before."""
     torch.manual_seed(0)
@@ -197,7 +197,7 @@ def test_orthogonal_starts(start, negative):
 
 def test_signs_that_differ_from_input_to_input():
     torch.manual_seed(0)
-    model = build_tracker("ckda", WordProblem.named("S4"), beta_init="spread", start="signs")
+    model = build_tracker("ckda", WordProblem.named("S4"), beta_init="spread", start="orthogonal-by-input")
     lead = model.mixer.b_proj.bias == 4.0
     alpha = model.symbols()["alpha"][:, lead]  # [24, 6, 16]
     assert (alpha.abs() > 0.9).float().mean() > 0.6

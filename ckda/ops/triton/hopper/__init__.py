@@ -43,16 +43,16 @@ device_refuses._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def unfit(call: Call) -> str | None:
     """Why the kernels are not made for such a call, whatever the device, or None.
 
-    (Rows of tiles are counted in 32 bits; a call with more of them would need 275 GB.)
+    The reasons hold no size, which torch.compile would have to fix. Rows of tiles are counted in 32 bits: enough, for a call with
+    more of them would need 275 GB.
     """
     T, K, V = call.q.shape[1], call.q.shape[3], call.v.shape[3]
     if call.v.dtype != torch.bfloat16:
-        return f"q, k and v must be bfloat16, and are {call.v.dtype}"
+        return "q, k and v must be bfloat16"
     if K not in (64, 128) or V % BV:
-        return f"heads must have K = 64 or 128 and V a multiple of {BV}, and have K = {K}, V = {V}"
-    ragged = call.cu_seqlens is not None or T % CHUNK > 0
-    if V > 128 and (ragged or not call.beta_range):
-        return f"packed sequences, T that is no multiple of {CHUNK} and a given beta take values of up to 128 channels, and they have {V}"
+        return f"heads must have K = 64 or 128, and V a multiple of {BV}"
+    if V > 128 and (call.cu_seqlens is not None or T % CHUNK or not call.beta_range):
+        return f"packed sequences, a T that is no multiple of {CHUNK} and a given beta take values of up to 128 channels"
     return None
 
 

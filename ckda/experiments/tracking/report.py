@@ -1,0 +1,94 @@
+"""What ``ckda track`` leaves beside the records: summary, table, figure, page; and what it prints."""
+
+from pathlib import Path
+
+from ckda.experiments.common.show import markdown_table, print_table, source_line
+from ckda.experiments.tracking.figures import groups_figure, published
+from ckda.experiments.tracking.lottery import lottery
+from ckda.experiments.tracking.run import TrackResult
+from ckda.page import Page, svg_of
+from ckda.record import write_json, write_text
+
+__all__ = ["markdown", "print_result", "table", "write_report"]
+
+
+def write_report(result: TrackResult, out: Path) -> None:
+    """track.json, and where there are runs the figure, the table, the page and the statistics of the seeds."""
+    write_json(out / "track.json", result.to_json())
+    if result.runs:
+        groups_figure(result).savefig(out / "track.png", dpi=160)
+        write_text(out / "table.md", markdown(result))
+        _page(result).write(out / "report.html")
+        chances = {name: lottery(one, published(one)) for name, one in result.runs.items()}
+        write_json(out / "seeds.json", {"what": "ckda.experiments.tracking.lottery", "runs": chances})
+
+
+def _columns(result: TrackResult) -> list[int]:
+    lengths = {n for run in result.runs.values() for n in run.scores}
+    wanted = [n for n in sorted(lengths) if n in (32, 128, 512, 4096, 65_536)]
+    return wanted or sorted(lengths)
+
+
+def table(result: TrackResult) -> tuple[list[str], list[list[str]]]:
+    """Head and rows: the best seed's scores beside the published ones, and the other seeds at the longest length."""
+    lengths = _columns(result)
+    rows = []
+    for run in result.runs.values():
+        name = f"{run.group} {run.mixer}" + ("" if run.recipe_now == "paper" else f" {run.recipe_now}")
+        known = published(run)
+        middle = [n for n in lengths if n in run.scores and n <= 512]
+        spread = " ".join(f"{v:.2f}" for v in run.scores[middle[-1]]) if middle else ""
+        values = [f"{run.at(n):.3f}" if n in run.scores else "-" for n in lengths]
+        rows.append([name, *values, spread, " ".join(f"{v:g}" for v in known) if known else ""])
+    return ["run", *map(str, lengths), "all seeds", "published"], rows
+
+
+def markdown(result: TrackResult) -> str:
+    """:func:`table` for a document; the last two columns say which lengths they mean."""
+    head, rows = table(result)
+    middle = max((n for n in _columns(result) if n <= 512), default=0)
+    head[-2], head[-1] = f"all seeds at {middle}", "published, 32 / 128 / 512"
+    return markdown_table(head, rows)
+
+
+def print_result(result: TrackResult, out: Path) -> None:
+    """The table on the terminal, what is absent, and where everything lies."""
+    if result.runs:
+        strong = [i for i, run in enumerate(result.runs.values()) if run.mixer == "ckda"]
+        print_table("scaled accuracy by word length, best seed (chance is 0)", *table(result), strong)
+    for name, why in result.absent.items():
+        print(f"{name}: {why}")
+    print(f"{result.seconds:.0f} s. Figure, table and numbers: {out}")
+
+
+def _page(result: TrackResult) -> Page:
+    page = Page(
+        "Words of groups",
+        "One-layer models read group elements one by one and say the product of all so far. Training saw words up to the "
+        "dashed line; beyond it only a state that moves like the group itself stays right.",
+    )
+    page.section("How far each keeps tracking")
+    page.figure(
+        svg_of(groups_figure(result)),
+        "Scaled accuracy over the last quarter of words of each length; 0 is chance. Thick: the best seed, thin: the others; "
+        "diamonds: the paper's numbers, best of three seeds.",
+    )
+    page.table(*table(result))
+    page.section("How they were trained")
+    page.table(
+        ["run", "what", "parameters", "updates", "seeds", "seconds", "side by side"],
+        [
+            [
+                name,
+                one.about,
+                f"{one.parameters:,}",
+                one.recipe["steps"],
+                len(one.seeds),
+                one.train_seconds,
+                one.trained_together,
+            ]
+            for name, one in result.runs.items()
+        ],
+    )
+    page.footer(source_line(result.environment) + " The numbers are in track.json.")
+    return page
