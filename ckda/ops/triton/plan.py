@@ -14,6 +14,7 @@ from ckda.ops.call import Call
 __all__ = [
     "CHUNK",
     "KEYS",
+    "OUTPUTS",
     "SQUARES",
     "Chunks",
     "Passed",
@@ -207,6 +208,10 @@ class Passed(NamedTuple):
     dv: Tensor  #: [B, T, HV, V] in the work dtype: others are made of it, and float16 lacks the range
     duy: Tensor | None  #: float32 [B, T, HV, NV], du . y over each block of values, where beta is given
     dstates: Tensor  #: [slots, HV, V, K]
+
+
+#: where the end of the backward writes, by the kernels' names
+OUTPUTS = ("p_dq", "p_dk", "p_dg", "p_dbeta", "p_dlog_rate", "p_dbias")
 
 
 def gradient_outputs(w: Work, grouped: torch.dtype) -> dict[str, Any]:

@@ -52,7 +52,9 @@ def unfit(call: Call) -> str | None:
     if K not in (64, 128) or V % BV:
         return f"heads must have K = 64 or 128, and V a multiple of {BV}"
     if V > 128 and (call.cu_seqlens is not None or T % CHUNK or not call.beta_range):
-        return f"packed sequences, a T that is no multiple of {CHUNK} and a given beta take values of up to 128 channels"
+        return (
+            f"packed sequences, a T that is no multiple of {CHUNK} and a given beta take values of up to 128 channels"
+        )
     return None
 
 

@@ -24,7 +24,6 @@ from ckda.ops.triton.hopper.tile import (
     chunk_place,
     given_signs,
     head_gate,
-    plus,
     product,
     rest,
     room,
