@@ -38,7 +38,7 @@ triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
 from ckda.ops import triton as kernels  # noqa: E402
-from ckda.ops.triton import chunk, hopper, launch, plan, recurrent, tile  # noqa: E402
+from ckda.ops.triton import chunk, hopper, launch, plan, recurrent, replay, tile  # noqa: E402
 from ckda.ops.triton.portable import backward as chunk_backward  # noqa: E402
 from ckda.ops.triton.portable import forward as chunk_forward  # noqa: E402
 
@@ -889,6 +889,22 @@ def test_packed_gives_the_bits_of_separate_sequences_on_a_gpu(gate: str, K: int)
         parts |= {name: packed[name][n : n + 1] for name in ("state", "dinitial_state")}
         forward = ("o", "state")
         assert_same_bits({name: parts[name] for name in forward}, {name: alone[name] for name in forward})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("settings", [{"T": 320}, {"T": 300, "gate": None}, {"T": 300, "K": 32, "V": 32}], ids=str)
+def test_kept_launches_give_the_bits_of_new_ones(settings: dict) -> None:
+    """On other tensors than those that they were kept from, also where two arguments are one tensor."""
+    first, other = (make_call(B=2, initial=True, **(ON_GPU | settings), seed=seed) for seed in (0, 1))
+    replay.forget()
+    fresh = run(other, "triton")
+    replay.forget()
+    run(first, "triton")
+    assert len(replay._TAPES) == 2
+    assert_same_bits(run(other, "triton"), fresh)
+    x = other["k"]
+    one = complex_kda(**(other | {"q": x}), backend="triton")[0]
+    assert torch.equal(one, complex_kda(**(other | {"q": x.clone()}), backend="triton")[0])
 
 
 @pytest.mark.gpu
