@@ -54,8 +54,8 @@ class Plan(NamedTuple):
     num_segments: int
     dtype: torch.dtype  #: of q, k and v
     work_dtype: torch.dtype  #: of what one kernel leaves for another: decayed q and k, A, y, the states
-    #: whether decays are taken from the chunk's middle and kept for the backward, which then needs neither the gates nor q and k:
-    #: |alpha| is at least e^-5, and products take half precision
+    #: whether |alpha| is at least e^-5: decays are taken from the chunk's middle and kept for the backward, which then needs neither
+    #: the gates nor q and k
     bounded: bool
     padded: bool  #: whether what kernels leave for each other has room for whole chunks: Hopper's, where chunks are not
     given: (
@@ -116,7 +116,7 @@ def plan(call: Call) -> Plan:
         num_segments=-(-NC // SEGMENT) if long else 1,
         dtype=dtype,
         work_dtype=dtype if dtype in FAST else torch.float32,
-        bounded=call.gate in ("signed", "sigmoid") and dtype in FAST,
+        bounded=call.gate in ("signed", "sigmoid"),
         padded=call.backend == "triton-hopper" and (packed or T % CHUNK > 0),
         given=not call.beta_range,
     )

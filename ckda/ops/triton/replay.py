@@ -69,6 +69,12 @@ def _kind(x: Tensor | None) -> Any:
     return None if x is None else (x.shape, x.dtype)
 
 
+def _is_watched() -> bool:
+    """Whether somebody wants to be told of launches."""
+    hooks = (triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook)
+    return any(hook is not None and getattr(hook, "calls", True) for hook in hooks)
+
+
 def find(name: str, call: Call, given: Sequence[Tensor | None]) -> tuple[tuple | None, Tape | None]:
     """The key of such a call, None where its launches cannot be kept, and its tape if there is one.
 
@@ -77,7 +83,7 @@ def find(name: str, call: Call, given: Sequence[Tensor | None]) -> tuple[tuple |
     device = call.q.device
     if device.type != "cuda" or device.index != torch.cuda.current_device():
         return None, None
-    if triton.knobs.runtime.interpret or triton.knobs.runtime.launch_enter_hook is not None:
+    if triton.knobs.runtime.interpret or _is_watched():
         return None, None
     for x in given:
         if x is not None and (not x.is_contiguous() or x.data_ptr() % 16):

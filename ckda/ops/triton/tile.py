@@ -5,10 +5,9 @@ Names in the kernels: b_ a tile in registers, p_ pointers, o_ offsets, m_ a mask
 large products have at least 64 rows, the height of Hopper's matrix instruction, and so that one product's accumulators
 are the next one's left operand without leaving the registers.
 
-Two precisions, logs and their sums in float32 in both. With bfloat16 inputs products take bfloat16 operands, accumulated in
-float32; what is repeated from chunk to chunk is kept to 16 bits by splitting an operand in two, the solver to 24 in three. With
-other inputs products are three TF32 products (WIDE), keys' lengths are float64, and all gates go the way of those without a bound:
-no large sums are subtracted from each other there, so float32 is enough.
+Two precisions. With bfloat16 inputs logs and their sums are float32 and products take bfloat16 operands, accumulated in float32;
+what is repeated from chunk to chunk is kept to 16 bits by splitting an operand in two, the solver to 24 in three. With other
+inputs (WIDE) products are three TF32 products, and keys' lengths and the sums of bounded gates' logs are float64.
 """
 
 import triton
@@ -101,6 +100,13 @@ def _log1p(b_x):
 
 
 @triton.jit
+def _log2_above(b_e):
+    """log2(1 + e), 0 <= e <= 1, to 5e-6 of itself: four terms of the series where e is small, the card's own instruction elsewhere."""
+    b_series = b_e * (LOG2E + b_e * (-LOG2E / 2 + b_e * (LOG2E / 3 - b_e * (LOG2E / 4))))
+    return tl.where(b_e < 0.03, b_series, _log2(1.0 + b_e))
+
+
+@triton.jit
 def log_gate(b_g, b_rate, b_bias, GATE: tl.constexpr, EXACT: tl.constexpr):
     """log2|alpha| and whether alpha < 0 (ckda.ops.gate.evaluate_gate) from the raw projection [BK, C], in float32.
 
@@ -126,7 +132,8 @@ def log_gate(b_g, b_rate, b_bias, GATE: tl.constexpr, EXACT: tl.constexpr):
         b_negative = b_u > float("inf")
     else:
         b_x = b_g + b_bias
-        b_log = -b_rate * (tl.maximum(b_x, 0.0) + _log1p(_exp_minus(b_x))) * LOG2E
+        b_e = _exp_minus(b_x)
+        b_log = -b_rate * (tl.maximum(b_x, 0.0) * LOG2E + (_log1p(b_e) * LOG2E if EXACT else _log2_above(b_e)))
         b_log = tl.maximum(b_log, ZERO_GATE, propagate_nan=tl.PropagateNan.ALL)
         b_negative = b_x > float("inf")
     return b_log, b_negative
@@ -181,7 +188,7 @@ def gate_gradient(b_dlog, b_g, b_rate, b_bias, GATE: tl.constexpr):
     else:
         b_x = b_g + b_bias
         b_e = _exp_minus(b_x)
-        b_softplus = tl.maximum(b_x, 0.0) + _log1p(b_e)
+        b_softplus = tl.maximum(b_x, 0.0) + _log2_above(b_e) / LOG2E
         b_dg = -b_dlog * b_rate * tl.where(b_x < 0, b_e, 1.0) / (1.0 + b_e)
         b_drate = -b_dlog * b_rate * b_softplus
     return b_dg, b_drate
@@ -331,7 +338,7 @@ def sign_through(b_negative, C: tl.constexpr, DOT: tl.constexpr):
 
 
 @triton.jit
-def bounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr):
+def bounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr, WIDE: tl.constexpr):
     """All decays of a chunk by way of its middle, for gates of at least e^-5: (forward, back, start, end).
 
     With m the whole number next to log2|gamma_a|, a the middle token: forward, back [BK, C] are gamma_i / 2^m, 2^m / gamma_i, and
@@ -341,12 +348,17 @@ def bounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr):
     rounding. Hence only the broken part of an exponent is raised, and the whole part added to the bits of the result.
     """
     b_from, b_to = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    b_cum = token_sums(b_log, tl.where(b_from <= b_to, 1.0, 0.0), DOT, False)
+    if WIDE:
+        b_cum = tl.cumsum(b_log.to(tl.float64), 1)
+    else:
+        b_cum = token_sums(b_log, tl.where(b_from <= b_to, 1.0, 0.0), DOT, False)
     b_sign = sign_through(b_negative, C, DOT)
-    b_round = b_cum + ROUND
-    b_broken = b_cum - (b_round - ROUND)
-    b_middle = at_token(b_cum, C // 2 - 1, C) + ROUND
+    b_round = b_cum.to(tl.float32) + ROUND
+    b_broken = (b_cum - (b_round - ROUND)).to(tl.float32)
+    b_middle = at_token(b_cum, C // 2 - 1, C).to(tl.float32) + ROUND
     b_shift = (b_round.to(tl.int32, bitcast=True) - b_middle.to(tl.int32, bitcast=True)[:, None]) << 23
+    if WIDE:  # sums of NaN alone have no shift among each other, but a scan has numbers before the first NaN
+        b_shift = tl.where(b_broken == b_broken, b_shift, 0)
     b_forward = ((tl.exp2(b_broken).to(tl.int32, bitcast=True) + b_shift) ^ b_sign).to(tl.float32, bitcast=True)
     b_back = ((tl.exp2(-b_broken).to(tl.int32, bitcast=True) - b_shift) ^ b_sign).to(tl.float32, bitcast=True)
     return b_forward, b_back, tl.exp2(b_middle - ROUND), at_token(b_forward, C - 1, C)

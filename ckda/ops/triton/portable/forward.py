@@ -297,7 +297,7 @@ def intra_kernel(
     tl.store(p_norms + 2 * num_lines + line + b_line, b_norm2, mask=m_token)
 
     if BOUNDED:
-        b_forward, b_back, b_start, b_end = bounded_decays(b_log, b_negative, C, DOT)
+        b_forward, b_back, b_start, b_end = bounded_decays(b_log, b_negative, C, DOT, WIDE)
         tl.store(p_forward + line * K + o_g, operand(b_forward, DOT), mask=m_tile)
         b_query, b_row, b_key = b_q * b_forward, b_k * b_forward, b_k * b_back
         b_A = dot(tl.trans(b_query), b_key, DOT)

@@ -75,7 +75,7 @@ def intra(w: Work, G: Tensor) -> Launch:
     p = w.p
     outputs = w.x.arguments(*KEYS, "A", "rho", "norms", "start", "end")
     arguments = _gate_arguments(w) | outputs | {"p_G": G}
-    maxnreg = INTRA_REGISTERS if p.bounded and p.K <= 128 else None
+    maxnreg = INTRA_REGISTERS if p.bounded and p.split and p.K <= 128 else None
     return Launch(intra_kernel, (p.slots, p.HV), arguments, num_warps=4 if p.split else 8, maxnreg=maxnreg)
 
 
