@@ -1,8 +1,8 @@
 """``ckda bench --sweep``: what each legal change of a call costs beside the main one. Rows are data, correctness is checked first.
 
 The main row is dense bfloat16 with the signed gate, 16 heads of 128, 4 x 8192 tokens; every other row has as many tokens and
-changes one thing. Unbounded gates are drawn in two regimes: mild (mean log|alpha| of -0.03) and harsh (mean -8, one in a hundred zero
-where the gate can be).
+changes one thing. Unbounded gates are drawn in two regimes: mild (mean log|alpha| of -0.03) and harsh (mean -8, one in a
+hundred zero where the gate can be).
 """
 
 import math
@@ -163,7 +163,7 @@ def errors(row: Row, device: str, backend: str = "auto") -> dict[str, float]:
     """Relative root mean square errors of o and the gradients of a short call of the row's kind, against float64."""
     short = row._replace(B=1, T=160 if row.T % 32 == 0 else 150, sequences=min(row.sequences, 3))
     call = inputs(short, device)
-    exact = {
+    exact: dict[str, Any] = {
         n: x.detach().double().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
         for n, x in call.items()
     }

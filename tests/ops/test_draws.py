@@ -76,7 +76,9 @@ def test_draws_on_a_gpu(seed: int) -> None:
     _check(seed, gpu=True)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU the kernels are compiled, and the draws marked gpu run")
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="with a GPU the kernels are compiled, and the draws marked gpu run"
+)
 @pytest.mark.parametrize("seed", range(6))
 def test_draws_in_the_interpreter(seed: int) -> None:
     _check(seed, gpu=False)

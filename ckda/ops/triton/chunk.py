@@ -12,7 +12,7 @@ from ckda.ops.call import Call, Gradients
 from ckda.ops.triton import replay
 from ckda.ops.triton.hopper import launch as hopper
 from ckda.ops.triton.launch import Launch, aligned, assemble
-from ckda.ops.triton.plan import OUTPUTS, Passed, Saved, Work, empty_saved, find_chunks, plan
+from ckda.ops.triton.plan import OUTPUTS, Passed, Plan, Saved, Work, empty_saved, find_chunks, plan
 from ckda.ops.triton.portable import launch as portable
 
 __all__ = ["backward", "forward", "launches", "saved_like"]
@@ -22,9 +22,8 @@ def _kernels(call: Call) -> ModuleType:
     return hopper if call.backend == "triton-hopper" else portable
 
 
-def _work(call: Call) -> Work:
-    p = plan(call)
-    return Work(call, p, empty_saved(call, p), find_chunks(call, p))
+def _work(call: Call, p: Plan, x: Saved) -> Work:
+    return Work(call, p, x, find_chunks(p, x))
 
 
 def saved_like(call: Call) -> list[Tensor]:
@@ -62,16 +61,14 @@ def _segment_starts(w: Work) -> Tensor:
 
 def forward(call: Call) -> tuple[Tensor, Tensor, list[Tensor]]:
     """o [B, T, HV, V], the final state [N, HV, K, V], and what :func:`backward` reads again."""
-    p = plan(call)
-    where = find_chunks(call, p)
-    given = (*call.tensors, *where)
+    p, given = plan(call), call.tensors
     key, tape = replay.find("forward", call, given) if p.num_segments == 1 else (None, None)
     if tape is not None:
         o, final, *saved = tape.run(given)
         return o, final, saved  # type: ignore[return-value]
-    w, kernels = Work(call, p, empty_saved(call, p), where), _kernels(call)
+    w, kernels = _work(call, p, empty_saved(call, p)), _kernels(call)
     G = _G(w)
-    launches = [kernels.intra(w, G), portable.solver(w, G)]
+    launches = [*portable.places(w), kernels.intra(w, G), portable.solver(w, G)]
     run = [(launch, launch()) for launch in launches]
     del G
     initial = None if call.initial_state is None else call.start_state().contiguous()
@@ -108,14 +105,13 @@ def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None)
     """
     *kept, o = saved
     p, do = plan(call), aligned(do)
-    where = find_chunks(call, p)
     dfinal = None if dfinal is None else dfinal.float().contiguous()
-    given = (*call.tensors, *where, *saved, do, dfinal)
+    given = (*call.tensors, *saved, do, dfinal)
     key, tape = replay.find("backward", call, given) if p.num_segments == 1 else (None, None)
     if tape is not None:
         made = tape.run(given)
         return _assemble(call, made[0], made[1], dict(zip(OUTPUTS, made[2:], strict=True)))
-    w, kernels = Work(call, p, Saved(*kept), where), _kernels(call)
+    w, kernels = _work(call, p, Saved(*kept)), _kernels(call)
     if p.num_segments > 1:
         dfinal = _segment_ends(w, do, dfinal)
     passed, dinitial = _empty_passed(w), None
@@ -138,10 +134,12 @@ def _assemble(call: Call, dv: Tensor | None, dinitial: Tensor | None, out: dict[
 
 def launches(call: Call) -> list[Launch]:
     """The launches of one forward and backward pass on empty tensors of the call's device: for compiling, not for running."""
-    w, kernels = _work(call), _kernels(call)
+    p = plan(call)
+    w, kernels = _work(call, p, empty_saved(call, p)), _kernels(call)
     o, state, G, passed, segments = torch.empty_like(call.v), call.zero_state(), _G(w), _empty_passed(w), w.p.segments
     ends, _ = kernels.gradients(w, o, o, passed)
     return [
+        *portable.places(w),
         kernels.intra(w, G),
         portable.solver(w, G),
         kernels.states(w, state, o, state, "none", segments),

@@ -125,23 +125,16 @@ def plan(call: Call) -> Plan:
 class Chunks(NamedTuple):
     """Where the chunks of packed sequences lie; None each without packing."""
 
-    starts: Tensor | None  #: [NC] first token
-    ends: Tensor | None  #: [NC] end of its tokens
-    first: Tensor | None  #: [N] first chunk of each sequence
+    starts: Tensor | None  #: int32 [NC] first token
+    ends: Tensor | None  #: int32 [NC] end of its tokens
+    first: Tensor | None  #: int32 [N] first chunk of each sequence
 
 
-def find_chunks(call: Call, p: Plan) -> Chunks:
-    """Where the chunks lie, by tensor operations alone: no synchronisation."""
-    if call.cu_seqlens is None:
+def find_chunks(p: Plan, x: "Saved") -> Chunks:
+    """Where the chunks lie, as `places_kernel` has written it."""
+    if not p.packed:
         return Chunks(None, None, None)
-    cu = call.cu_seqlens.long()
-    count = (cu.diff() + p.C - 1) // p.C
-    ends = count.cumsum(0)
-    first = ends - count
-    slot = torch.arange(p.NC, device=cu.device)
-    owner = torch.searchsorted(ends, slot, right=True).clamp_max(p.N - 1)
-    begin = torch.minimum(cu[owner] + (slot - first[owner]) * p.C, cu[owner + 1])
-    return Chunks(begin, torch.minimum(begin + p.C, cu[owner + 1]), first)
+    return Chunks(*x.chunks.split([p.slots, p.slots, p.N]))
 
 
 class Saved(NamedTuple):
@@ -161,6 +154,7 @@ class Saved(NamedTuple):
     transitions: (
         Tensor  #: float32 [B, num_segments - 2, HV, K, K] of the segments but the first and the last; may be empty
     )
+    chunks: Tensor  #: int32 [2 * slots + N] where the chunks of packed sequences lie: :class:`Chunks`; may be empty
 
     def arguments(self, *names: str) -> dict[str, Tensor]:
         """The kernels' arguments of these names; anything for what is not there, which they do not read."""
@@ -190,6 +184,7 @@ def empty_saved(call: Call, p: Plan) -> Saved:
         y=empty(2 if p.split else 1, *values, dtype=p.work_dtype),
         states=empty(p.slots, p.HV, p.V, p.K, dtype=p.work_dtype),
         transitions=empty(p.B, max(p.num_segments - 2, 0), p.HV, p.K, p.K),
+        chunks=empty(2 * p.slots + p.N if p.packed else 0, dtype=torch.int32),
     )
 
 

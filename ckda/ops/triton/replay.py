@@ -118,7 +118,8 @@ class _Slots:
     """Where addresses belong; memory that nobody named is spare."""
 
     def __init__(self, named: Sequence[Tensor | None]) -> None:
-        self.spans, self.num, self.spare = _spans(named), len(named), []
+        self.spans, self.num = _spans(named), len(named)
+        self.spare: list[int] = []  #: bytes
         self.spare_spans: list[tuple[int, int, int]] = []
 
     def find(self, x: Tensor) -> tuple[int, int] | None:
@@ -162,7 +163,8 @@ def _step(launch: Launch, compiled: Any, slots: _Slots) -> Step:
         raise _NotKept
     function, metas = _unwrapped(run.launch)
     arguments: list[Any] = []
-    pointers, tiles = [], []
+    pointers: list[tuple[int, int, int]] = []
+    tiles: list[tuple[int, int, int, Callable[[int], Any], dict[int, Any]]] = []
     for name in launch.kernel.arg_names:
         value = launch.arguments[name]
         if isinstance(value, Tensor):
@@ -179,8 +181,8 @@ def _step(launch: Launch, compiled: Any, slots: _Slots) -> Step:
         else:
             arguments.append(value)
     fixed = (compiled.function, run.launch_cooperative_grid, run.launch_pdl, None, None, compiled.packed_metadata)
-    grid = (*launch.grid, 1, 1)[:3]
-    return Step(function, grid, (*fixed, None, None, None), arguments, tuple(pointers), tuple(tiles))
+    x, y, z, *_ = (*launch.grid, 1, 1)
+    return Step(function, (x, y, z), (*fixed, None, None, None), arguments, tuple(pointers), tuple(tiles))
 
 
 def record(

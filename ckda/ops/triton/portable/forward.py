@@ -51,11 +51,45 @@ __all__ = [
     "chunk_gate",
     "head_gate",
     "intra_kernel",
+    "places_kernel",
     "sequence_place",
     "solver_kernel",
     "state_kernel",
     "state_place",
 ]
+
+
+@triton.jit
+def places_kernel(
+    p_cu_seqlens,  # [N + 1]
+    p_starts,  # out int32 [NC] first token of each chunk
+    p_ends,  # out int32 [NC] end of its tokens; its start for a chunk that nobody needs
+    p_first,  # out int32 [N] first chunk of each sequence
+    N,
+    NC,
+    C: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Where the chunks of packed sequences lie: BLOCK chunks a program, which looks at all sequences, BLOCK at a time."""
+    b_slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    b_start = tl.zeros([BLOCK], tl.int32)
+    b_end = tl.zeros([BLOCK], tl.int32)
+    before = tl.zeros([], tl.int32)  # chunks of the sequences before
+    for n in range(0, N, BLOCK):
+        b_n = n + tl.arange(0, BLOCK)
+        b_begin = tl.load(p_cu_seqlens + b_n, mask=b_n < N, other=0).to(tl.int32)
+        b_stop = tl.load(p_cu_seqlens + b_n + 1, mask=b_n < N, other=0).to(tl.int32)
+        b_num = (b_stop - b_begin + C - 1) // C
+        b_after = before + tl.cumsum(b_num, 0)
+        b_first = b_after - b_num
+        tl.store(p_first + b_n, b_first, mask=(b_n < N) & (tl.program_id(0) == 0))
+        m_own = (b_slot[:, None] >= b_first[None, :]) & (b_slot[:, None] < b_after[None, :])
+        b_place = b_begin[None, :] + (b_slot[:, None] - b_first[None, :]) * C
+        b_start += tl.sum(tl.where(m_own, b_place, 0), 1)
+        b_end += tl.sum(tl.where(m_own, tl.minimum(b_place + C, b_stop[None, :]), 0), 1)
+        before += tl.sum(b_num, 0)
+    tl.store(p_starts + b_slot, b_start, mask=b_slot < NC)
+    tl.store(p_ends + b_slot, b_end, mask=b_slot < NC)
 
 
 @triton.jit

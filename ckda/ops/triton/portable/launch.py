@@ -8,9 +8,9 @@ from torch import Tensor
 from ckda.ops.triton.launch import Launch, contiguous, gate_arguments, power_of_two
 from ckda.ops.triton.plan import KEYS, SQUARES, Passed, Plan, Work, gradient_outputs
 from ckda.ops.triton.portable.backward import contract_kernel, gradient_kernel, pair_kernel, reverse_kernel
-from ckda.ops.triton.portable.forward import carry_kernel, intra_kernel, solver_kernel, state_kernel
+from ckda.ops.triton.portable.forward import carry_kernel, intra_kernel, places_kernel, solver_kernel, state_kernel
 
-__all__ = ["carry", "empty_duy", "gradients", "intra", "reverse", "solver", "states"]
+__all__ = ["carry", "empty_duy", "gradients", "intra", "places", "reverse", "solver", "states"]
 
 # a thread, so that more programs run at a time: worth a few spills
 INTRA_REGISTERS, CONTRACT_REGISTERS = 168, 128
@@ -68,6 +68,24 @@ def _pass_arguments(w: Work, segments: range) -> dict[str, Any]:
         "DOT": p.dot,
         "PACKED": p.packed,
     }
+
+
+def places(w: Work) -> list[Launch]:
+    """Where the chunks of packed sequences lie; Hopper has no other. Nothing without packing."""
+    p, where = w.p, w.where
+    if not p.packed:
+        return []
+    arguments = {
+        "p_cu_seqlens": contiguous(w.call.cu_seqlens),
+        "p_starts": where.starts,
+        "p_ends": where.ends,
+        "p_first": where.first,
+        "N": p.N,
+        "NC": p.NC,
+        "C": p.C,
+        "BLOCK": 64,
+    }
+    return [Launch(places_kernel, (-(-p.NC // 64),), arguments, num_warps=4)]
 
 
 def intra(w: Work, G: Tensor) -> Launch:
