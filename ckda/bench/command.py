@@ -349,10 +349,15 @@ def _run_sweep(args: argparse.Namespace, device: str, folder: Path) -> int:
     rows = tuple(row for row in sweep.ROWS if not args.row or row.name in (sweep.MAIN.name, *args.row))
     if args.smoke:
         rows = tuple(row._replace(B=1, T=40, K=16, V=16, H=row.H // 8, HV=row.HV // 8) for row in rows)
-    found = sweep.sweep(rows, device, 2 if args.smoke else 30, _say)
-    result = {"environment": environment(device), "rows": found}
-    write_json(folder / "sweep.json", result)
-    write_json(folder / "bounds.json", sweep.bounds(found))
+    count = 2 if args.smoke else 30
+    result: dict[str, Any] = {"environment": environment(device), "count": count}
+
+    def keep(found: list[dict[str, Any]]) -> None:
+        write_json(folder / "sweep.json", result | {"rows": found})
+        write_json(folder / "bounds.json", sweep.bounds(found))
+
+    result["rows"] = found = sweep.sweep(rows, device, count, _say, keep)
+    keep(found)
     sweep.draw(found, folder / "sweep.png")
     print(json.dumps(result) if args.json else folder / "sweep.json")
     return 0
