@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.ready
 PART   ?= tests ckda
 ARGS   ?=
 
-.PHONY: demo test lint docs clean
+.PHONY: demo test lint docs results clean
 
 demo: $(STAMP)
 	$(BIN)/ckda demo $(ARGS)
@@ -22,6 +22,10 @@ lint: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m ckda.docs
+
+# Every figure of results/ again, from its records, and the index
+results: $(STAMP)
+	$(BIN)/python -m ckda.results
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -22,10 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ckda.experiments.tracking.fast import mixer as fast
-from ckda.experiments.tracking.model import build_tracker
+from ckda.experiments.tracking.model import Tracker, build_tracker
 from ckda.experiments.tracking.task import WordProblem
-from ckda.layers import parts
-from ckda.layers.gated_norm import gated_norm
+from ckda.layers.gated_norm import HeadNorm, gated_norm
 from ckda.ops import triton
 from ckda.record import write_json
 from ckda.train import AdamW, Ensemble, Recipe
@@ -95,7 +94,7 @@ def ensemble_of(group: str, mixer: str, seeds: int, length: int, batch: int, wor
         if hasattr(layer, "backend"):
             layer.backend = "triton"
     if words:
-        fast.serves = lambda mixer, *_: fast.is_by_symbol(mixer)
+        Tracker._reads_words = lambda model, _: fast.is_by_symbol(model.mixer)  # type: ignore[method-assign]
     AdamW.step = _fused_step  # type: ignore[method-assign]
     ensemble.muon.groups = [list(range(len(ensemble.muon.parameters)))]
     return ensemble
@@ -138,7 +137,7 @@ def main() -> None:
     parser.add_argument("--out", help="also write tracking_traffic.json there")
     args = parser.parse_args()
     triton.refuses = lambda call: None  # as on a GPU
-    parts.HeadNorm.forward = lambda layer, o, gate=None: gated_norm(o, gate, layer.weight, layer.eps)  # type: ignore
+    HeadNorm.forward = lambda layer, o, gate=None: gated_norm(o, gate, layer.weight, layer.eps)  # type: ignore
     rows = account(args.group, args.mixer, args.seeds, args.length, args.batch, not args.tokens)
     total = {what: sum(row[what] for row in rows.values()) for what in ("kernels", "gigabytes")}
     for key, row in [*list(rows.items())[: args.top], ("in all", total)]:

@@ -20,16 +20,27 @@ import gc
 import statistics
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ckda.command import add_common_arguments, make_folder, pick_device
-from ckda.lm import cli
-from ckda.lm.figures import ARM_STYLE, comparison_figure, speed_figure
-from ckda.lm.parallel import World
-from ckda.record import environment, read_json, write_json
+from ckda.command import add_common_arguments, count, make_folder, pick_device
+from ckda.lm.commands import ModelChoice, eval
+from ckda.lm.comparison import collect
+from ckda.lm.figures import comparison_figure, speed_figure
+from ckda.lm.models import config_of
+from ckda.lm.parallel import join
+from ckda.lm.prepare import Preparation, prepare
+from ckda.lm.profile import busy_fraction, measure
+from ckda.lm.recipe import Recipe
+from ckda.lm.tiny import SOURCE, tiny_tokens, tiny_training
+from ckda.lm.train import Options, Trainer, prefetched
+from ckda.lm.training import Training, recipe_for, run
+from ckda.models import ComplexKDAForCausalLM
+from ckda.ops import BACKENDS
+from ckda.record import environment, write_json, write_text
 
 #: arm -> seeds
 RUNS = {
@@ -43,172 +54,70 @@ RUNS = {
 }
 
 
-def _arguments(args: argparse.Namespace, arm: str, seed: int, out: Path) -> argparse.Namespace:
-    """The options of ``ckda lm train`` for one run."""
-    options: dict[str, Any] = {
-        "data": args.data,
-        "model": f"{args.size}:{arm}",
-        "tokens": args.tokens,
-        "length": args.length,
-        "batch": args.batch,
-        "micro": args.micro,
-        "lr": args.lr,
-        "warmup": args.warmup,
-        "schedule": "wsd",
-        "eval-every": args.eval_every,
-        "eval-tokens": args.eval_tokens,
-        "save-every": args.save_every,
-        "keep": 0,
-        "seed": seed,
-        "backend": args.backend,
-        "device": args.device,
-        "out": out,
-    }
-    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    words += (
-        ["--no-verify", "--json"]
-        + ["--compile"] * args.compile
-        + ["--no-graph"] * (not args.graph)
-        + ["--smoke"] * args.smoke
-    )
-    parser = argparse.ArgumentParser()
-    cli.add_train(parser)
-    return parser.parse_args(words)
+def training(args: argparse.Namespace, arm: str, seed: int, out: Path, seconds: float) -> Training:
+    """One run of the comparison."""
+    if args.smoke:
+        return tiny_training(args.data, out, arm, seed)
+    model, device = f"{args.size}:{arm}", pick_device(args.device)
+    names = ("tokens", "length", "batch", "micro", "lr", "warmup", "eval_every", "eval_tokens", "save_every")
+    recipe = recipe_for(model, device, schedule="wsd", seed=seed, **{name: getattr(args, name) for name in names})
+    options = Options(compile=args.compile, graph=args.graph, keep=0, time_limit=seconds)
+    return Training(model, args.data, str(out), recipe, options, device, args.backend, verify=False)
 
 
 def train(args: argparse.Namespace, out: Path) -> None:
     """Every run that is missing, until the time is over; then the table and the figures of what is there."""
-    began = time.perf_counter()
-    device = pick_device(args.device)
-    world = World(0, 1, torch.device(device, 0) if device == "cuda" else torch.device(device))
-    chosen = [(arm, seed) for arm in args.arms.split(",") for seed in RUNS.get(arm, (0,))[: args.seeds]]
+    began, device = time.perf_counter(), pick_device(args.device)
+    arms = args.arms.split(",") if args.arms else list(RUNS)
+    chosen = [(arm, seed) for arm in arms for seed in RUNS.get(arm, (0,))[: args.seeds]]
     for number, (arm, seed) in enumerate(chosen, 1):
         left = args.time_limit - (time.perf_counter() - began)
         if left < 20:
             print("the time is over; the same command goes on from here", file=sys.stderr)
             break
-        folder = out / f"{arm}-seed{seed}"
-        options = _arguments(args, arm, seed, folder)
-        options.time_limit = left - 10
         print(f"{number}/{len(chosen)} {arm}, seed {seed}", file=sys.stderr)
-        status, result = cli.train_in(world, options)
-        if result is None or status:
-            raise SystemExit(status)
-        if result["stopped"]:
-            continue
-        print(
-            f"  held out {result['held_out_loss']}, {result['tokens_per_second']} tokens/s, {result['seconds']} s",
-            file=sys.stderr,
-        )
-        if args.requests and seed == 0 and not (folder / "eval.json").is_file():
-            _evaluate(folder, args.requests, device, args.backend)
-        gc.collect()
-        if device == "cuda":
-            torch.cuda.empty_cache()
-    _collect(args, out)
+        folder = out / f"{arm}-seed{seed}"
+        result = run(training(args, arm, seed, folder, left - 10))
+        if result is not None and result.stopped is None:
+            print(f"  held out {result.held_out_loss}, {result.tokens_per_second} tokens/s", file=sys.stderr)
+            if args.requests and seed == 0 and not (folder / "eval.json").is_file():
+                dtype = "bf16" if device == "cuda" else "fp32"
+                choice = ModelChoice(str(folder), dtype=dtype, backend=args.backend, device=device)
+                write_json(folder / "eval.json", asdict(eval.run(choice, eval.Evaluation(args.requests))))
+        free_memory()
+    draw(args, out)
 
 
-def _evaluate(folder: Path, requests: str, device: str, backend: str) -> None:
-    from ckda.lm.evaluate import evaluate
-    from ckda.lm.models import load_model
-
-    began = time.perf_counter()
-    model = load_model(folder, device, torch.bfloat16 if device == "cuda" else torch.float32, backend=backend)
-    results = evaluate(model, requests)
-    write_json(folder / "eval.json", {"results": results, "seconds": round(time.perf_counter() - began, 2)})
-
-
-def _collect(args: argparse.Namespace, out: Path) -> None:
+def draw(args: argparse.Namespace, out: Path) -> None:
     """comparison.json, its table and its figures from the runs' own files."""
-    runs = []
-    for path in sorted(out.glob("*-seed*/train.json")):
-        whole = read_json(path)
-        if whole["stopped"]:
-            continue
-        arm, _, seed = path.parent.name.rpartition("-seed")
-        log = whole["log"]
-        evaluated = path.parent / "eval.json"
-        keys = (
-            "parameters",
-            "loss",
-            "held_out_loss",
-            "tokens_per_second",
-            "mfu",
-            "memory_gib",
-            "seconds",
-            "flops_per_token",
-        )
-        runs.append(
-            {"arm": arm, "seed": int(seed)}
-            | {key: whole[key] for key in keys}
-            | {
-                "held_out": [[r["tokens"], round(r["held_out_loss"], 5)] for r in log if "held_out_loss" in r],
-                "training": [[r["tokens"], round(r["loss"], 4)] for r in log if "loss" in r][::10],
-                "tasks": read_json(evaluated)["results"] if evaluated.is_file() else None,
-                "recipe": whole["recipe"],
-                "environment": whole["environment"],
-            }
-        )
-    if not runs:
+    found = collect(out, args.size)
+    if not found.runs:
         return
-    order = list(ARM_STYLE)
-    runs.sort(key=lambda run: (order.index(run["arm"]) if run["arm"] in order else 99, run["seed"]))
-    result = {
-        "what": "language models side by side",
-        "size": args.size,
-        "runs": runs,
-    }
-    write_json(out / "comparison.json", result)
-    comparison_figure(result).savefig(out / "val_curves.png", dpi=160)
-    speed_figure(result).savefig(out / "speed.png", dpi=160)
-    lines = ["| arm | seed | parameters | held-out loss | tokens/s | MFU | GiB |", "|---" * 7 + "|"]
-    for run in runs:
-        cells = [ARM_STYLE.get(run["arm"], (run["arm"],))[0], str(run["seed"]), f"{run['parameters'] / 1e6:.2f} M"]
-        cells += [f"{run['held_out_loss']:.4f}", f"{run['tokens_per_second']:,.0f}"]
-        cells.append("-" if run["mfu"] is None else f"{100 * run['mfu']:.1f}%")
-        cells.append("-" if run["memory_gib"] is None else f"{run['memory_gib']:.1f}")
-        lines.append(f"| {' | '.join(cells)} |")
-    (out / "table.md").write_text("\n".join(lines) + "\n" + _task_table(runs))
-    print((out / "table.md").read_text())
-
-
-def _task_table(runs: list[dict[str, Any]]) -> str:
-    """Accuracies (per character where the paper takes acc_norm) of the evaluated runs."""
-    done = [run for run in runs if run["tasks"]]
-    if not done:
-        return ""
-    tasks = list(done[0]["tasks"])
-
-    def cell(measures: dict[str, float]) -> str:
-        if "bits_per_character" in measures:
-            return f"{measures['bits_per_character']:.3f} bits"
-        value = measures.get("acc_norm", measures["acc"])
-        word = f" (ppl {measures['perplexity']:.0f})" if "perplexity" in measures else ""
-        return f"{100 * value:.1f}{word}"
-
-    rows = ["", "| arm | " + " | ".join(tasks) + " |", "|---" * (len(tasks) + 1) + "|"]
-    for run in done:
-        label = ARM_STYLE.get(run["arm"], (run["arm"],))[0]
-        rows.append(f"| {label} | " + " | ".join(cell(run["tasks"][task]) for task in tasks) + " |")
-    return "\n".join(rows) + "\n"
+    found.save(out / "comparison.json")
+    comparison_figure(found).savefig(out / "val_curves.png", dpi=160)
+    speed_figure(found).savefig(out / "speed.png", dpi=160)
+    write_text(out / "table.md", found.table())
+    print(found.table())
 
 
 # Throughput -----------------------------------------------------------------------------------------------------------
 
 
-def _trainer(
-    args: argparse.Namespace, data: str, model: str, backend: str, device: str, out: Path, **recipe: Any
-) -> Any:
-    from ckda.lm.models import config_of
-    from ckda.lm.recipe import Recipe
-    from ckda.lm.train import Options, Trainer
-    from ckda.models import ComplexKDAForCausalLM
+def free_memory() -> None:
+    """Of trainers that are gone."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
-    config = config_of(model, backend=backend)
-    values = {"steps": 10**6, "dtype": "bf16" if device == "cuda" else "fp32", "lr": 1e-4, "warmup": 10}
-    world = World(0, 1, torch.device(device, 0) if device == "cuda" else torch.device(device))
+
+def trainer_of(args: argparse.Namespace, data: str, model: str, backend: str, out: Path, **recipe: Any) -> Trainer:
+    """A trainer whose updates are timed."""
+    device = pick_device(args.device)
+    values: dict[str, Any] = {"steps": 10**6, "dtype": "bf16" if device == "cuda" else "fp32", "lr": 1e-4, "warmup": 10}
+    values |= {"length": args.length, "batch": args.batch, "micro": args.micro} | recipe
     options = Options(compile=args.compile, graph=args.graph, checkpointing=args.checkpointing)
-    return Trainer(lambda: ComplexKDAForCausalLM(config), data, Recipe(**values | recipe), out, world, options)
+    config = config_of(model, backend=backend)
+    return Trainer(lambda: ComplexKDAForCausalLM(config), data, Recipe(**values), out, join(device), options)
 
 
 def profile(args: argparse.Namespace, out: Path) -> None:
@@ -216,33 +125,24 @@ def profile(args: argparse.Namespace, out: Path) -> None:
 
     How busy the GPU is comes last: a profiler that has run once may go on slowing launches.
     """
-    from ckda.lm.profile import busy_fraction, measure
-    from ckda.ops import BACKENDS
-
-    device = pick_device(args.device)
+    device, began = pick_device(args.device), time.perf_counter()
     size = "tiny" if args.smoke else args.size
-    wanted = [
-        ("ckda", "auto"),
-        ("kda", "auto"),
-        ("transformer", "auto"),
-        ("ckda-hybrid", "auto"),
+    wanted = [(arm, "auto") for arm in ("ckda", "kda", "transformer", "ckda-hybrid")] + [
         ("ckda", "fla"),
         ("kda", "fla"),
     ]
-    began = time.perf_counter()
     variants: dict[str, dict[str, Any]] = {}
     trainers, skipped = {}, {}
     for arm, backend in wanted:
         name = arm if backend == "auto" else f"{arm} on {backend}"
+        if args.arms and arm not in args.arms.split(","):
+            continue
         if backend != "auto" and backend not in BACKENDS:
             skipped[name] = "no such backend"
             continue
-        if args.arms and arm not in args.arms.split(","):
-            continue
         before = torch.cuda.memory_allocated() / 2**30 if device == "cuda" else 0.0  # of the trainers that wait
-        sizes = {"length": args.length, "batch": args.batch, "micro": args.micro}
         try:
-            trainer = _trainer(args, args.data, f"{size}:{arm}", backend, device, out, **sizes)
+            trainer = trainer_of(args, args.data, f"{size}:{arm}", backend, out)
             first = measure(trainer, steps=args.steps, profile=False)
         except (ValueError, RuntimeError, ImportError) as error:
             skipped[name] = f"{type(error).__name__}: {str(error)[:300]}"
@@ -253,9 +153,7 @@ def profile(args: argparse.Namespace, out: Path) -> None:
         variants[name], trainers[name] = first | {"rounds_tokens_per_second": []}, trainer
         how = "recorded" if first["recorded"] else f"kernel by kernel ({first['eager_because']})"
         print(f"{name}: {first['tokens_per_second']:,.0f} tokens/s, {how}", file=sys.stderr)
-        gc.collect()
-        if device == "cuda":
-            torch.cuda.empty_cache()
+        free_memory()
     for number in range(args.rounds):
         for name, trainer in trainers.items():
             again = measure(trainer, warmup=2, steps=args.steps, profile=False)
@@ -273,11 +171,7 @@ def profile(args: argparse.Namespace, out: Path) -> None:
 
     result = {
         "what": "throughput of training",
-        "size": args.size,
-        "length": args.length,
-        "batch": args.batch,
-        "compile": args.compile,
-        "graph": args.graph,
+        **{name: getattr(args, name) for name in ("size", "length", "batch", "compile", "graph")},
         "seconds": round(time.perf_counter() - began, 1),
         "variants": variants,
         "skipped": skipped,
@@ -296,31 +190,12 @@ def profile(args: argparse.Namespace, out: Path) -> None:
 
 def large(args: argparse.Namespace, out: Path) -> None:
     """Twenty updates of the 1.3B model on real text under a vocabulary of 32,000."""
-    from ckda.lm.prepare import Preparation, prepare
-    from ckda.lm.profile import measure
-
-    device = pick_device(args.device)
-    tokens = out / "tokens-32k"
-    vocab = 512 if args.smoke else 32000
+    device, tokens = pick_device(args.device), out / "tokens-32k"
+    vocab, size = (512, "tiny") if args.smoke else (32000, "1.3B")
     prepare([args.text], tokens, Preparation(tokenizer=f"train:{vocab}", held_out=0.02, workers=4))
-    model = f"{'tiny' if args.smoke else '1.3B'}:{args.arm}"
-    trainer = _trainer(
-        args,
-        str(tokens),
-        model,
-        args.backend,
-        device,
-        out,
-        length=args.length,
-        batch=args.batch,
-        micro=args.micro,
-        steps=20,
-        lr=4e-4,
-    )
-    losses = []
-    began = time.perf_counter()
-    from ckda.lm.train import prefetched
-
+    model = f"{size}:{args.arm}"
+    trainer = trainer_of(args, str(tokens), model, args.backend, out, steps=20, lr=4e-4)
+    losses, began = [], time.perf_counter()
     with prefetched(trainer.batches(0, 20), trainer.world.device) as batches:
         for _ in range(20):
             loss, norm = trainer.update(batches)
@@ -330,10 +205,7 @@ def large(args: argparse.Namespace, out: Path) -> None:
     result = {
         "what": "1.3B for twenty updates",
         "model": model,
-        "length": args.length,
-        "batch": args.batch,
-        "micro": args.micro,
-        "checkpointing": args.checkpointing,
+        **{name: getattr(args, name) for name in ("length", "batch", "micro", "checkpointing")},
         "parameters": sum(p.numel() for p in trainer.plain.parameters()),
         "losses": [loss for loss, _ in losses],
         "grad_norms": [norm for _, norm in losses],
@@ -343,59 +215,50 @@ def large(args: argparse.Namespace, out: Path) -> None:
         "environment": environment(device),
     }
     write_json(out / "large.json", result)
-    print(
-        {k: v for k, v in result.items() if k not in ("environment", "steady", "grad_norms")},
-        {k: v for k, v in speed.items() if k != "kernels"},
-    )
+    print({k: v for k, v in result.items() if k not in ("environment", "steady", "grad_norms")})
+    print({k: v for k, v in speed.items() if k != "kernels"})
 
 
 def main() -> None:
     """One of the modes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("mode", choices=["train", "collect", "profile", "large"])
     add_common_arguments(parser, "runs/lm/comparison")
-    parser.add_argument("--data", help="folder that ckda lm prepare wrote")
-    parser.add_argument("--requests", help="folder of offline tasks (ckda lm eval --build)")
-    parser.add_argument("--size", default="47M")
-    parser.add_argument("--arms", help=f"with commas (default for train: {','.join(RUNS)})")
-    parser.add_argument("--seeds", type=int, help="at most so many an arm (default: two of CKDA and KDA, else one)")
-    parser.add_argument("--tokens", default="24M", help="of each run (default: %(default)s)")
-    parser.add_argument("--length", type=int, help="tokens a sequence (default: 2048, large: 4096)")
-    parser.add_argument("--batch", type=int, help="sequences an update (default: 16, large: 8)")
-    parser.add_argument("--micro", type=int, help="sequences at once (default: all, large: 4)")
-    parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument(
-        "--warmup", type=int, default=70, help="updates; the paper's 2000 are for budgets of billions of tokens"
-    )
-    parser.add_argument("--eval-every", type=int, default=60)
-    parser.add_argument("--eval-tokens", type=int, default=480 * 2048, help="held-out tokens (default: %(default)s)")
-    parser.add_argument("--save-every", type=int, default=10**9, help="updates between checkpoints that stay")
-    parser.add_argument("--backend", default="auto")
-    parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--no-graph", dest="graph", action="store_false", help="launch kernels one by one")
-    parser.add_argument("--time-limit", type=float, default=float("inf"), help="seconds of the whole call")
-    parser.add_argument(
-        "--steps", type=int, default=20, help="profile: timed updates a round; large: 0 skips the timing"
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="profile: further rounds in turns")
-    parser.add_argument("--text", help="large: a text or JSON Lines file")
-    parser.add_argument("--arm", default="ckda", help="large: which 1.3B model")
-    parser.add_argument("--checkpointing", action="store_true", help="large: recompute activations")
+    add = parser.add_argument
+    add("mode", choices=["train", "collect", "profile", "large"])
+    add("--data", help="folder that ckda lm prepare wrote")
+    add("--requests", help="folder of offline tasks (ckda lm eval --build)")
+    add("--size", default="47M")
+    add("--arms", help=f"with commas (default for train: {','.join(RUNS)})")
+    add("--seeds", type=int, help="at most so many an arm (default: two of CKDA and KDA, else one)")
+    add("--tokens", type=count, default="24M", help="of each run (default: %(default)s)")
+    add("--length", type=int, help="tokens a sequence (default: 2048, large: 4096)")
+    add("--batch", type=int, help="sequences an update (default: 16, large: 8)")
+    add("--micro", type=int, help="sequences at once (default: all, large: 4)")
+    add("--lr", type=float, default=2e-3)
+    add("--warmup", type=int, default=70, help="updates; the paper's 2000 are for budgets of billions of tokens")
+    add("--eval-every", type=int, default=60)
+    add("--eval-tokens", type=int, default=480 * 2048, help="held-out tokens (default: %(default)s)")
+    add("--save-every", type=int, default=10**9, help="updates between checkpoints that stay")
+    add("--backend", default="auto")
+    add("--compile", action="store_true")
+    add("--no-graph", dest="graph", action="store_false", help="launch kernels one by one")
+    add("--time-limit", type=float, default=float("inf"), help="seconds of the whole call")
+    add("--steps", type=int, default=20, help="profile: timed updates a round; large: 0 skips the timing")
+    add("--rounds", type=int, default=3, help="profile: further rounds in turns")
+    add("--text", help="large: a text or JSON Lines file")
+    add("--arm", default="ckda", help="large: which 1.3B model")
+    add("--checkpointing", action="store_true", help="large: recompute activations")
     args = parser.parse_args()
-    out = make_folder(args.out)
-    usual = (
-        {"length": 4096, "batch": 8, "micro": 4} if args.mode == "large" else {"length": 2048, "batch": 16, "micro": 0}
-    )
+    out, is_large = make_folder(args.out), args.mode == "large"
+    usual = {"length": 4096, "batch": 8, "micro": 4} if is_large else {"length": 2048, "batch": 16, "micro": 0}
+    if args.smoke:
+        usual = {"length": 64, "batch": 4, "micro": 0}
+        args.steps, args.rounds, args.text = 2, 1, args.text or str(SOURCE)
+        args.data = args.data or str(tiny_tokens(out / "tokens"))
     for name, value in usual.items():
         if getattr(args, name) is None:
             setattr(args, name, value)
-    if args.smoke:
-        args.length, args.batch, args.steps, args.rounds = 64, 4, 2, 1
-        args.data = args.data or str(cli.tiny_tokens(out / "tokens"))
-        args.text = args.text or str(Path(cli.__file__).parent)
-    if args.mode == "train":
-        args.arms = args.arms or ",".join(RUNS)
-    {"train": train, "collect": _collect, "profile": profile, "large": large}[args.mode](args, out)
+    {"train": train, "collect": draw, "profile": profile, "large": large}[args.mode](args, out)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 from ckda import groups as finite_groups
-from ckda.groups import NotAGroup, direct_factors, from_table, group, isomorphism, permutation, recognise
+from ckda.groups import (
+    NotAGroup,
+    cycle_notation,
+    direct_factors,
+    from_table,
+    group,
+    isomorphism,
+    permutation,
+    read_group,
+    recognise,
+)
 
 BROKEN = {
     "shape": [[0, 1]],
@@ -98,3 +108,77 @@ def test_unknown_or_too_large_names(name):
 
 def test_examples():
     assert doctest.testmod(finite_groups).failed == 0
+
+
+def test_cycles_from_ten_points_on():
+    swap = permutation("(1 10)", 12)
+    assert cycle_notation(swap) == "(1 10)"
+    images = permutation("(1 11 2)(10,12)", 12)
+    assert (images[0], images[10], images[1], images[9], images[11]) == (10, 1, 0, 11, 9)
+    assert permutation(cycle_notation(images), 12) == images
+    with pytest.raises(ValueError, match="with spaces"):
+        permutation("(12)", 12)  # one point, or two?
+    for wrong in ("(1 1)", "(12)(23)", "(16)", "12", "(1 2"):
+        with pytest.raises(ValueError, match="cycles"):
+            permutation(wrong, 5)
+
+
+def test_every_permutation_is_read_as_it_is_written():
+    rng = np.random.default_rng(0)
+    for n in (1, 5, 9, 10, 13):
+        for _ in range(20):
+            images = tuple(rng.permutation(n).tolist())
+            assert permutation(cycle_notation(images), n) == images
+
+
+@pytest.mark.parametrize(
+    ("name", "order"),
+    [
+        ("SL(2,3)", 24),
+        ("GL(2,3)", 48),
+        ("SL(2,5)", 120),
+        ("GL(3,2)", 168),
+        ("Frob20", 20),
+        ("2O", 48),
+        ("SL(2,3)xZ2", 48),
+    ],
+)
+def test_names(name, order):
+    assert group(name).order == order
+
+
+def test_small_isomorphisms_between_names():
+    assert isomorphism(group("SL(2,2)"), group("S3")) is not None
+    assert isomorphism(group("Frob6"), group("S3")) is not None
+    assert isomorphism(group("GL(2,3)"), group("2O")) is None  # both are double covers of S4
+
+
+def test_one_group_three_ways():
+    by_matrices = read_group({"matrices": [[[1, 1], [0, 1]], [[1, 0], [1, 1]]], "modulo": 2})
+    by_generators = read_group({"generators": [[1, 0, 2], [0, 2, 1]]})
+    by_table = read_group({"table": group("S3").table.tolist()})
+    for given in (by_matrices, by_generators, by_table):
+        assert isomorphism(given.group, group("S3")) is not None
+        assert len(given.group.generate(given.letters)) == 6
+    assert by_generators.group.labels[by_generators.letters[1]] == (0, 2, 1)
+
+
+BAD = {
+    "a group is": {"generator": [[0]]},
+    "each once": {"generators": [[0, 0]]},
+    "images of 0": {"generators": [[0, 1], [0, 1, 2]]},
+    "not empty": {"generators": []},
+    "modulo": {"matrices": [[[1]]]},
+    "square table": {"matrices": [[[1, 0]]], "modulo": 3},
+    "not invertible": {"matrices": [[[0, 0], [0, 0]]], "modulo": 3},
+    "one size": {"matrices": [[[1]], [[1, 0], [0, 1]]], "modulo": 3},
+    "shape": {"table": [[0, 1]]},
+    "more than 1000": {"generators": [[1, 2, 3, 4, 5, 6, 0], [1, 0, 2, 3, 4, 5, 6]]},
+    "prime": "SL(2,4)",
+}
+
+
+@pytest.mark.parametrize("why", BAD)
+def test_a_file_that_is_no_group_says_why(why):
+    with pytest.raises(ValueError, match=why):
+        group(BAD[why]) if isinstance(BAD[why], str) else read_group(BAD[why])

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from ckda.command import add_common_arguments, make_folder, pick_device, positive
-from ckda.experiments.common.arms import ARMS
-from ckda.experiments.common.show import print_table, source_line
+from ckda.experiments.common.show import ARMS, print_table, source_line
 from ckda.experiments.tracking.figures import cups_strip, extrapolation_figure, mechanism_figure
 from ckda.experiments.tracking.inspect import mechanism
 from ckda.experiments.tracking.model import build_tracker

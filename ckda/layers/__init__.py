@@ -2,10 +2,11 @@
 
 from ckda.layers.baselines import GRU, AttentionBlock, SoftmaxAttention
 from ckda.layers.complex_kda import RANGES, ComplexKDA, LayerCache
+from ckda.layers.convolution import ShortConvolution
 from ckda.layers.delta_product import DeltaProduct
 from ckda.layers.gated_delta import GatedDeltaNet, SeparateGates
+from ckda.layers.gated_norm import HeadNorm
 from ckda.layers.mixers import MIXERS, Mixer, build_mixer
-from ckda.layers.parts import HeadNorm, ShortConvolution
 
 __all__ = [
     "GRU",

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
+from ckda.layers.convolution import position_in_sequence
 from ckda.layers.gated_norm import gated_norm
-from ckda.layers.parts import autocast_dtype, position_in_sequence
 
-__all__ = ["Attention", "RMSNorm", "Sight", "fused_kernel_serves", "rotary", "rotate"]
+__all__ = ["Attention", "RMSNorm", "Sight", "autocast_dtype", "fused_kernel_serves", "rotary", "rotate"]
 
 
 class RMSNorm(nn.Module):
@@ -225,3 +225,16 @@ def _attend_packed(q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
     options: dict[str, Any] = {"window_size": (left, 0)} if _HAS_WINDOW else {"is_causal": True}
     o = _varlen_attn(*(x.flatten(0, 1) for x in (q, k, v)), bounds, bounds, T, T, **options)
     return o.unflatten(0, (B, T)).flatten(2)
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The dtype of autocast where it is on for this device, or None.
+
+    Example:
+        >>> with torch.autocast("cpu", torch.bfloat16):
+        ...     autocast_dtype(torch.device("cpu")), autocast_dtype(torch.device("meta"))
+        (torch.bfloat16, None)
+    """
+    kind = device.type
+    on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if on else None

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from ckda import transition
-from ckda.layers.parts import HeadNorm, ShortConvolution
+from ckda.layers.convolution import ShortConvolution
+from ckda.layers.gated_norm import HeadNorm
 from ckda.ops import complex_kda, complex_kda_step
 from ckda.ops.call import unit
 from ckda.ops.gate import beta_from_logit, beta_spread, evaluate_gate, init_A_log, init_dt_bias

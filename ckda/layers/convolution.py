@@ -15,13 +15,20 @@ Legend: B batch, T time, D channels, S taps, N packed sequences.
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from ckda.ops.call import other_derivative
 from ckda.ops.triton import HAS_TRITON
 
-__all__ = ["has_kernel", "position_in_sequence", "short_convolution", "torch_backward", "torch_forward"]
+__all__ = [
+    "ShortConvolution",
+    "has_kernel",
+    "position_in_sequence",
+    "short_convolution",
+    "torch_backward",
+    "torch_forward",
+]
 
 
 def position_in_sequence(cu_seqlens: Tensor, T: int) -> Tensor:
@@ -180,3 +187,43 @@ def short_convolution(
     if other_derivative():
         return torch_forward(x, weight, past, cu_seqlens, activate)
     return torch.ops.ckda.short_convolution(x, weight, past, cu_seqlens, activate)
+
+
+class ShortConvolution(nn.Module):
+    """A depthwise causal convolution over time without bias: ``y_t = sum_s weight[:, s] x_{t-s}``, s = 0 ... size - 1.
+
+    Example:
+        >>> conv = ShortConvolution(3, 4)
+        >>> x = torch.randn(2, 7, 3)
+        >>> y, past = conv(x[:, :5])
+        >>> z, _ = conv(x[:, 5:], past)
+        >>> torch.allclose(torch.cat([y, z], 1), conv(x)[0], atol=1e-6)
+        True
+    """
+
+    def __init__(self, width: int, size: int):
+        super().__init__()
+        self.size = size
+        self.weight = nn.Parameter(torch.empty(width, size).uniform_(-(size**-0.5), size**-0.5))
+
+    def forward(
+        self, x: Tensor, past: Tensor | None = None, cu_seqlens: Tensor | None = None, *, activate: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """x [B, T, D] after `past` [B, size - 1, D] (zeros if None); returns y [B, T, D] and the new past.
+
+        With cu_seqlens nothing crosses from one packed sequence into the next; `activate`: y is the SiLU of the convolution.
+        The output keeps x's dtype: under autocast that is the projections', and the operator behind is spared wider inputs
+        than it needs.
+        """
+        if has_kernel(x) and (past is None or not past.requires_grad):
+            y = short_convolution(x, self.weight, past, cu_seqlens, activate)
+        else:
+            y = torch_forward(x, self.weight, past, cu_seqlens, activate)
+        return y, self._last(x, past)
+
+    def _last(self, x: Tensor, past: Tensor | None) -> Tensor:
+        """[B, size - 1, D] the last tokens of `past` and x."""
+        B, T, D = x.shape
+        if self.size - 1 <= T:
+            return x[:, T - self.size + 1 :]
+        return torch.cat([x.new_zeros(B, self.size - 1, D) if past is None else past, x], 1)[:, T:]

@@ -12,12 +12,12 @@ Legend: G groups of rows with a weight each (the replicas of a vmap), N rows a g
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ckda.ops.call import other_derivative
 from ckda.ops.triton import HAS_TRITON
 
-__all__ = ["gated_norm", "torch_backward", "torch_forward", "torch_gated_norm"]
+__all__ = ["HeadNorm", "gated_norm", "torch_backward", "torch_forward", "torch_gated_norm"]
 
 
 def torch_gated_norm(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Tensor:
@@ -126,3 +126,23 @@ def gated_norm(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float = 1e-5
     V = o.shape[-1]
     flat = None if gate is None else gate.reshape(1, -1, V)
     return torch.ops.ckda.gated_norm(o.reshape(1, -1, V), flat, weight.unsqueeze(0), eps).view(o.shape)
+
+
+class HeadNorm(nn.Module):
+    """RMSNorm of each head's output, times the sigmoid of an output gate where there is one. The norm is in float32.
+
+    Example:
+        >>> HeadNorm(4)(torch.full((1, 4), 3.0)).round(decimals=3)
+        tensor([[1., 1., 1., 1.]], grad_fn=<RoundBackward1>)
+    """
+
+    def __init__(self, width: int, eps: float = 1e-5):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, o: Tensor, gate: Tensor | None = None) -> Tensor:
+        """o and gate [..., V]."""
+        if o.is_cuda and not torch.compiler.is_compiling():  # elsewhere a compiler, or nothing, makes one kernel of it
+            return gated_norm(o, gate, self.weight, self.eps)
+        return torch_gated_norm(o, gate, self.weight, self.eps)

@@ -8,9 +8,10 @@ is decided by its eigenvalues in float64, on a sample of tokens; gates and learn
 import argparse
 import os
 import re
-import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,69 @@ import torch
 from torch import Tensor
 
 from ckda import transition
-from ckda.command import add_common_arguments, make_folder, pick_device
+from ckda.command import add_common_arguments, every, filled, make_folder, one_line, pick_device, positive
 from ckda.layers.complex_kda import ComplexKDA
 from ckda.layers.delta_product import DeltaProduct
 from ckda.layers.gated_delta import SeparateGates
-from ckda.record import environment, write_json
+from ckda.lm.data import TokenStore
+from ckda.lm.figures import new_figure
+from ckda.lm.models import config_of, load_model, text_tokenizer
+from ckda.models import ComplexKDAForCausalLM
+from ckda.record import environment, read_json, write_json
 
-__all__ = ["LayerUse", "gate_use", "inspect_figure", "rotates"]
+__all__ = ["Checkpoint", "Inspection", "Layer", "LayerUse", "Question", "gate_use", "inspect_figure", "rotates", "run"]
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 SHARES = ("negative_gates", "beta_above_1", "complex")
 _TITLES = {"negative_gates": "α < 0", "beta_above_1": "β > 1", "complex": "transitions with complex eigenvalues"}
 _AT_ONCE = 64  # matrices whose eigenvalues one thread computes in one go
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What one layer does: shares of its gates, learning rates and transitions, and quantiles of the first two."""
+
+    layer: int
+    mixer: str
+    negative_gates: float
+    beta_above_1: float
+    complex: float
+    transitions_decomposed: int
+    alpha_quantiles: list[float]
+    beta_quantiles: list[float]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One model on the way, and its layers with a state."""
+
+    path: str
+    step: int | None
+    layers: list[Layer]
+    mean: dict[str, float]  #: of the shares over the layers
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """The file inspect-lm.json."""
+
+    sequences: int
+    length: int
+    sample: int
+    seed: int
+    data: str
+    quantiles: list[float]
+    checkpoints: list[Checkpoint]
+    environment: dict[str, Any]
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Inspection":
+        """From its file."""
+        values = read_json(path)
+        values["checkpoints"] = [
+            Checkpoint(**c | {"layers": [Layer(**layer) for layer in c["layers"]]}) for c in values["checkpoints"]
+        ]
+        return cls(**{name: value for name, value in values.items() if name != "what"})
 
 
 def rotates(A: Tensor, tolerance: float = 1e-7) -> Tensor:
@@ -88,18 +140,19 @@ class LayerUse:
     def _rotating(self, A: Tensor) -> None:
         self.rotating.append(rotates(A).flatten().double())
 
-    def result(self) -> dict[str, Any]:
+    def result(self, layer: int, mixer: str) -> Layer:
         """Shares, quantiles, and how many transitions were decomposed."""
-        rotating = torch.cat(self.rotating)
-        q = torch.tensor(QUANTILES)
-        return {
-            "negative_gates": float(torch.stack(self.negative).mean()),
-            "beta_above_1": float(torch.stack(self.above).mean()),
-            "complex": float(rotating.mean()),
-            "transitions_decomposed": rotating.numel(),
-            "alpha_quantiles": torch.quantile(_thin(torch.cat(self.alpha)), q).tolist(),
-            "beta_quantiles": torch.quantile(_thin(torch.cat(self.beta)), q).tolist(),
-        }
+        rotating, q = torch.cat(self.rotating), torch.tensor(QUANTILES)
+        return Layer(
+            layer,
+            mixer,
+            negative_gates=float(torch.stack(self.negative).mean()),
+            beta_above_1=float(torch.stack(self.above).mean()),
+            complex=float(rotating.mean()),
+            transitions_decomposed=rotating.numel(),
+            alpha_quantiles=torch.quantile(_thin(torch.cat(self.alpha)), q).tolist(),
+            beta_quantiles=torch.quantile(_thin(torch.cat(self.beta)), q).tolist(),
+        )
 
 
 def _thin(x: Tensor, most: int = 1_000_000) -> Tensor:
@@ -122,15 +175,15 @@ def _sampled(mixer: ComplexKDA, alpha: Tensor, k: Tensor, beta: Tensor, tokens: 
 @torch.no_grad()
 def gate_use(
     model: Any, batches: list[Tensor], sample: int = 32, seed: int = 0, tell: Callable[[int], None] = lambda done: None
-) -> list[dict[str, Any]]:
+) -> list[Layer]:
     """What each recurrent layer of a causal LM does on token ids [B, T]; one entry a layer, attention left out.
 
     Example:
-        >>> from ckda.models import ComplexKDAConfig, ComplexKDAForCausalLM
+        >>> from ckda.models import ComplexKDAConfig
         >>> config = ComplexKDAConfig(vocab_size=11, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
         ...                           num_heads=2, head_dim=8, gate_init="spread")
         >>> use = gate_use(ComplexKDAForCausalLM(config), [torch.randint(11, (2, 32))], sample=8)
-        >>> [layer["mixer"] for layer in use], use[0]["transitions_decomposed"], 0.2 < use[0]["negative_gates"] < 0.8
+        >>> [layer.mixer for layer in use], use[0].transitions_decomposed, 0.2 < use[0].negative_gates < 0.8
         (['ckda', 'ckda'], 32, True)
     """
     generator = torch.Generator().manual_seed(seed)
@@ -153,94 +206,60 @@ def gate_use(
         for handle in handles:
             handle.remove()
     mixers = model.config.mixers()
-    return [{"layer": i, "mixer": mixers[i], **use.result()} for i, use in uses.items()]
+    return [use.result(i, mixers[i]) for i, use in uses.items()]
 
 
-# The verb ------------------------------------------------------------------------------------------------------------
+# Looking at models ----------------------------------------------------------------------------------------------------
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``ckda inspect lm``."""
-    parser.add_argument(
-        "paths",
-        metavar="PATH",
-        nargs="*",
-        help="a model folder, a checkpoint, or a run of `ckda lm train` (all its checkpoints); several are drawn over time",
-    )
-    parser.add_argument("--tokens", help="a folder of `ckda lm prepare`")
-    parser.add_argument("--split", help="of the tokens (default: held_out where there is one)")
-    parser.add_argument("--text", help="a text file instead, with the model's tokenizer")
-    parser.add_argument("--tokenizer", help="for --text (default: the one beside the model)")
-    parser.add_argument("--length", type=int, default=4096, help="tokens a sequence (default: %(default)s)")
-    parser.add_argument("--sequences", type=int, default=4, help="how many (default: %(default)s)")
-    parser.add_argument(
-        "--sample", type=int, default=32, help="tokens a sequence whose eigenvalues are taken (default: %(default)s)"
-    )
-    parser.add_argument("--mixer", help="for weights in flash-linear-attention's layout, as ckda")
-    add_common_arguments(parser, "runs/inspect-lm")
+@dataclass(frozen=True)
+class Question:
+    """Which models are looked at, on which tokens."""
+
+    paths: tuple[str, ...] = ()  #: none: a tiny model on random tokens
+    tokens: str | None = None  #: a folder of ``ckda lm prepare``
+    split: str | None = None  #: of the tokens; None: held_out where there is one
+    text: str | None = None  #: a text file instead
+    tokenizer: str | None = None  #: for the text
+    length: int = 4096
+    sequences: int = 4
+    sample: int = 32  #: tokens a sequence whose eigenvalues are taken
+    mixer: str | None = None  #: for weights in flash-linear-attention's layout
+    device: str = "cpu"
+    seed: int = 0
 
 
-def run_command(args: argparse.Namespace) -> int:
-    """Look, write, draw; returns the exit status."""
-    try:
-        return _run(args)
-    except ValueError as error:
-        raise SystemExit(f"ckda inspect lm: {error}") from error
-
-
-def _run(args: argparse.Namespace) -> int:
-    device = pick_device(args.device)
-    if args.smoke:
-        args.length, args.sequences, args.sample = min(args.length, 64), 1, 4
-    elif not args.paths:
-        raise ValueError("there is no PATH; give a model folder, a checkpoint or a run")
-    for name in ("length", "sequences", "sample"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"--{name} is {getattr(args, name)}; it must be at least 1")
-    out = make_folder(args.out)
-    checkpoints: list[dict[str, Any]] = []
-    found = [place for path in args.paths for place in _expand(Path(path))]
+def run(wanted: Question, show: Callable[[float], None] = lambda fraction: None) -> Inspection:
+    """Every model's layers on the same tokens; `show(fraction)` says how much is done."""
+    found = [place for path in wanted.paths for place in _expand(Path(path))]
     places: list[Path | None] = [*found] or [None]
+    checkpoints: list[Checkpoint] = []
     batches: list[Tensor] = []
     for number, place in enumerate(places):
-        model = _tiny(args.seed) if place is None else _load(place, args.mixer)
-        model = model.to(device)
+        model = (_tiny(wanted.seed) if place is None else _load(place, wanted.mixer)).to(wanted.device)
         if not batches:
-            ids = _random_tokens(args, model) if place is None else _tokens(args, place, model.config.vocab_size)
-            batches = [row.unsqueeze(0).to(device) for row in ids]
-        show = _progress(number, len(places), len(batches), args.json)
-        layers = gate_use(model, batches, args.sample, args.seed, show)
-        if checkpoints and [layer["layer"] for layer in checkpoints[0]["layers"]] != [
-            layer["layer"] for layer in layers
-        ]:
+            vocab = model.config.vocab_size
+            ids = _random_tokens(wanted, vocab) if place is None else _tokens(wanted, place, vocab)
+            batches = [row.unsqueeze(0).to(wanted.device) for row in ids]
+        first, total = number * len(batches), len(places) * len(batches)
+        tell = lambda done, first=first, total=total: show((first + done) / total)  # noqa: E731
+        layers = gate_use(model, batches, wanted.sample, wanted.seed, tell)
+        if checkpoints and [one.layer for one in checkpoints[0].layers] != [one.layer for one in layers]:
             raise ValueError(f"{place} has other layers than {places[0]}; models to compare over time must be alike")
-        checkpoints.append(
-            {
-                "path": "a tiny model" if place is None else str(place),
-                "step": _step(place),
-                "layers": layers,
-                "mean": _mean(layers),
-            }
-        )
+        mean = {name: sum(getattr(layer, name) for layer in layers) / len(layers) for name in SHARES}
+        path = "a tiny model" if place is None else str(place)
+        checkpoints.append(Checkpoint(path, _step(place), layers, mean))
         del model
-    result = {
-        "what": "ckda inspect lm",
-        "sequences": len(batches),
-        "length": batches[0].shape[1],
-        "sample": args.sample,
-        "seed": args.seed,
-        "data": args.tokens or args.text or "random tokens",
-        "quantiles": list(QUANTILES),
-        "checkpoints": checkpoints,
-        "environment": environment(device),
-    }
-    written = write_json(out / "inspect-lm.json", result)
-    inspect_figure(result).savefig(out / "inspect-lm.png", dpi=160)
-    if args.json:
-        print(written.read_text(), end="")
-    else:
-        _print(result, written)
-    return 0
+    return Inspection(
+        sequences=len(batches),
+        length=batches[0].shape[1],
+        sample=wanted.sample,
+        seed=wanted.seed,
+        data=wanted.tokens or wanted.text or "random tokens",
+        quantiles=list(QUANTILES),
+        checkpoints=checkpoints,
+        environment=environment(wanted.device),
+    )
 
 
 def _expand(path: Path) -> list[Path]:
@@ -264,8 +283,6 @@ def _step(place: Path | None) -> int | None:
 
 def _load(place: Path, mixer: str | None) -> Any:
     from ckda.compat.convert import load_fla
-    from ckda.lm.models import load_model
-    from ckda.record import read_json
 
     if not place.exists():
         raise ValueError(f"{place} does not exist")
@@ -275,29 +292,27 @@ def _load(place: Path, mixer: str | None) -> Any:
     return load_model(place)
 
 
-def _tokens(args: argparse.Namespace, place: Path, vocab_size: int) -> Tensor:
+def _tokens(wanted: Question, place: Path, vocab_size: int) -> Tensor:
     """int64 [sequences, length], evenly taken from the data."""
-    from ckda.lm.data import TokenStore
-    from ckda.lm.models import text_tokenizer
-
-    if (args.tokens is None) == (args.text is None):
+    if (wanted.tokens is None) == (wanted.text is None):
         raise ValueError("exactly one of --tokens and --text must be given")
-    if args.tokens is not None:
-        splits = [args.split] if args.split else ["held_out", "train"]
-        store = next((s for s in (_store(args.tokens, split) for split in splits) if s is not None and len(s)), None)
-        store = store or TokenStore(args.tokens, splits[-1])
+    if wanted.text is None:
+        assert wanted.tokens is not None
+        splits = [wanted.split] if wanted.split else ["held_out", "train"]
+        store = next((s for s in (_store(wanted.tokens, split) for split in splits) if s is not None and len(s)), None)
+        store = store or TokenStore(wanted.tokens, splits[-1])
         total, read = len(store), store.read
     else:
         try:
-            text = Path(args.text).read_text(errors="replace")
+            text = Path(wanted.text).read_text(errors="replace")
         except OSError as error:
-            raise ValueError(f"--text {args.text}: {error.strerror}") from error
-        ids = torch.tensor(text_tokenizer(place, args.tokenizer).encode(text).ids)
+            raise ValueError(f"--text {wanted.text}: {error.strerror}") from error
+        ids = torch.tensor(text_tokenizer(place, wanted.tokenizer).encode(text).ids)
         total, read = len(ids), lambda start, count: ids[start : start + count].numpy()
-    length = min(args.length, total)
+    length = min(wanted.length, total)
     if length < 1:
-        raise ValueError(f"{args.tokens or args.text} holds no tokens")
-    number = min(args.sequences, total // length)
+        raise ValueError(f"{wanted.tokens or wanted.text} holds no tokens")
+    number = min(wanted.sequences, total // length)
     rows = torch.stack([torch.from_numpy(read(i * (total // number), length)) for i in range(number)])
     if int(rows.max()) >= vocab_size:
         raise ValueError(f"the data has the token {int(rows.max())}; the model's vocabulary has {vocab_size}")
@@ -305,9 +320,6 @@ def _tokens(args: argparse.Namespace, place: Path, vocab_size: int) -> Tensor:
 
 
 def _store(folder: str, split: str) -> Any:
-    from ckda.lm.data import TokenStore
-    from ckda.record import read_json
-
     index = Path(folder) / "index.json"
     if not index.is_file() or split not in read_json(index).get("splits", {}):
         return None
@@ -315,82 +327,52 @@ def _store(folder: str, split: str) -> Any:
 
 
 def _tiny(seed: int) -> Any:
-    from ckda.models import ComplexKDAConfig, ComplexKDAForCausalLM
-
     torch.manual_seed(seed)
-    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "head_dim": 16}
-    return ComplexKDAForCausalLM(ComplexKDAConfig(**sizes, num_hidden_layers=4, hybrid="gated-attention"))
+    return ComplexKDAForCausalLM(config_of("tiny:ckda-hybrid"))
 
 
-def _random_tokens(args: argparse.Namespace, model: Any) -> Tensor:
-    generator = torch.Generator().manual_seed(args.seed)
-    return torch.randint(model.config.vocab_size, (args.sequences, args.length), generator=generator)
+def _random_tokens(wanted: Question, vocab_size: int) -> Tensor:
+    generator = torch.Generator().manual_seed(wanted.seed)
+    return torch.randint(vocab_size, (wanted.sequences, wanted.length), generator=generator)
 
 
-def _mean(layers: list[dict[str, Any]]) -> dict[str, float]:
-    return {name: sum(layer[name] for layer in layers) / len(layers) for name in SHARES}
-
-
-def _progress(number: int, places: int, batches: int, quiet: bool) -> Callable[[int], None]:
-    """One line that counts sequences and says how long the rest will take."""
-    import time
-
-    start = time.monotonic()
-
-    def show(done: int) -> None:
-        if quiet or time.monotonic() - start < 2:
-            return
-        left = (time.monotonic() - start) * ((places - number) * batches - done) / done
-        end = "\n" if done == batches else "\r"
-        print(
-            f"checkpoint {number + 1} of {places}, sequence {done} of {batches}, about {left:.0f} s left",
-            end=end,
-            file=sys.stderr,
-        )
-
-    return show
-
-
-def inspect_figure(result: dict[str, Any]) -> Any:
+def inspect_figure(result: Inspection) -> Any:
     """Above: the three shares by layer and checkpoint, colours on a square-root scale (for one checkpoint, bars).
     Below: quantiles of gates and learning rates by layer at the last checkpoint."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import PowerNorm
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 6.6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(figsize=(11, 6.6))
     grid = figure.add_gridspec(2, 6)
-    checkpoints = result["checkpoints"]
-    last = checkpoints[-1]["layers"]
-    names = [layer["layer"] for layer in last]
+    checkpoints = result.checkpoints
+    last = checkpoints[-1].layers
+    names = [layer.layer for layer in last]
     for column, share in enumerate(SHARES):
         axes = figure.add_subplot(grid[0, 2 * column : 2 * column + 2])
         axes.set_title(_TITLES[share], fontsize=10)
         if len(checkpoints) == 1:
-            axes.bar(range(len(last)), [layer[share] for layer in last], color="#16548c")
+            axes.bar(range(len(last)), [getattr(layer, share) for layer in last], color="#16548c")
             axes.set(xlabel="layer", ylim=(0, None))
             axes.set_xticks(range(len(last)), [str(name) for name in names], fontsize=7)
             axes.spines[["top", "right"]].set_visible(False)
             continue
-        values = [[checkpoint["layers"][i][share] for checkpoint in checkpoints] for i in range(len(last))]
+        values = [[getattr(one.layers[i], share) for one in checkpoints] for i in range(len(last))]
         top = max(max(row) for row in values) or 1.0
         image = axes.imshow(values, aspect="auto", origin="lower", cmap="viridis", norm=PowerNorm(0.5, 0, top))
         axes.set_yticks(range(len(last)), [str(name) for name in names], fontsize=7)
-        steps = [str(i if c["step"] is None else c["step"]) for i, c in enumerate(checkpoints)]
+        steps = [str(i if one.step is None else one.step) for i, one in enumerate(checkpoints)]
         every = -(-len(steps) // 6)
         axes.set_xticks(range(0, len(steps), every), steps[::every], fontsize=7)
         axes.set(xlabel="step", ylabel="layer" if column == 0 else "")
         figure.colorbar(image, ax=axes)
     for column, (key, title) in enumerate((("alpha_quantiles", "gate α"), ("beta_quantiles", "learning rate β"))):
         axes = figure.add_subplot(grid[1, 3 * column : 3 * column + 3])
-        _bands(axes, names, [layer[key] for layer in last])
+        _bands(axes, names, [getattr(layer, key) for layer in last])
         axes.set(title=f"{title} at the last checkpoint: median, middle 50% and 90%", xlabel="layer")
         axes.title.set_fontsize(10)
     return figure
 
 
-def _bands(axes: Any, layers: list[int], quantiles: list[list[float]]) -> None:
+def _bands(axes: Any, layers: Sequence[int], quantiles: Sequence[list[float]]) -> None:
     low, lower, middle, upper, high = (list(column) for column in zip(*quantiles, strict=True))
     axes.fill_between(layers, low, high, color="#16548c", alpha=0.18, linewidth=0)
     axes.fill_between(layers, lower, upper, color="#16548c", alpha=0.35, linewidth=0)
@@ -400,19 +382,63 @@ def _bands(axes: Any, layers: list[int], quantiles: list[list[float]]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _print(result: dict[str, Any], path: Path) -> None:
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``ckda inspect lm``."""
+    add_common_arguments(parser, "runs/inspect-lm")
+    add = parser.add_argument
+    more = "; several are drawn over time"
+    add("paths", metavar="PATH", nargs="*", help=f"a model folder, a checkpoint, or a run (all its checkpoints){more}")
+    add("--tokens", help="a folder of `ckda lm prepare`")
+    add("--split", help="of the tokens (default: held_out where there is one)")
+    add("--text", help="a text file instead, with the model's tokenizer")
+    add("--tokenizer", help="for --text (default: the one beside the model)")
+    add("--length", type=positive, default=Question.length, help="tokens a sequence (default: %(default)s)")
+    add("--sequences", type=positive, default=Question.sequences, help="how many (default: %(default)s)")
+    add(
+        "--sample", type=positive, default=Question.sample, help="tokens a sequence to decompose (default: %(default)s)"
+    )
+    add("--mixer", help="for weights in flash-linear-attention's layout, as ckda")
+
+
+@one_line
+def run_command(args: argparse.Namespace) -> int:
+    """Look, write, draw, tell."""
+    if args.smoke:
+        args.length, args.sequences, args.sample = min(args.length, 64), 1, 4
+    elif not args.paths:
+        raise ValueError("there is no PATH; give a model folder, a checkpoint or a run")
+    out, began, say = make_folder(args.out), time.monotonic(), every(2, args.json)
+
+    def show(fraction: float) -> None:
+        left = (time.monotonic() - began) * (1 - fraction) / fraction
+        say(f"{fraction:.0%} looked at, about {left:.0f} s left")
+
+    found = run(filled(Question, args, paths=tuple(args.paths), device=pick_device(args.device)), show)
+    written = write_json(out / "inspect-lm.json", {"what": "ckda inspect lm"} | asdict(found))
+    inspect_figure(found).savefig(out / "inspect-lm.png", dpi=160)
+    if args.json:
+        print(written.read_text(), end="")
+    else:
+        _print(found, written)
+    return 0
+
+
+def _print(result: Inspection, path: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    last = result["checkpoints"][-1]
-    table = Table(title=f"{last['path']}: {result['sequences']} x {result['length']} tokens")
+    last = result.checkpoints[-1]
+    table = Table(title=f"{last.path}: {result.sequences} x {result.length} tokens")
     for name in ("layer", "mixer", "α < 0", "β > 1", "complex", "decomposed", "median α", "median β"):
         table.add_column(name, justify="right")
-    for layer in last["layers"]:
-        shares = (f"{layer[name]:.2%}" for name in SHARES)
-        medians = (f"{layer[key][len(QUANTILES) // 2]:.3f}" for key in ("alpha_quantiles", "beta_quantiles"))
-        table.add_row(str(layer["layer"]), layer["mixer"], *shares, str(layer["transitions_decomposed"]), *medians)
-    table.add_row("mean", "", *(f"{last['mean'][name]:.2%}" for name in SHARES), "", "", "")
+    for layer in last.layers:
+        shares = (f"{getattr(layer, name):.2%}" for name in SHARES)
+        medians = (f"{values[len(QUANTILES) // 2]:.3f}" for values in (layer.alpha_quantiles, layer.beta_quantiles))
+        table.add_row(str(layer.layer), layer.mixer, *shares, str(layer.transitions_decomposed), *medians)
+    table.add_row("mean", "", *(f"{last.mean[name]:.2%}" for name in SHARES), "", "", "")
     console = Console()
     console.print(table)
     console.print(str(path), highlight=False, soft_wrap=True)

@@ -2,44 +2,38 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ckda.lm.extras import require
+from ckda.lm.training import Training, TrainResult, recipe_for
 from ckda.models import ladder
-from ckda.record import read_json
 
-__all__ = ["Cell", "cells", "run_local", "submit"]
+__all__ = ["cells", "finished", "run_local", "submit"]
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One training of the ladder."""
+def cells(
+    base: Training, sizes: Sequence[str], arms: Sequence[str], budgets: Sequence[int], seeds: int = 1, **changes: Any
+) -> dict[str, Training]:
+    """Every combination by name, a folder under base.out each; `changes` are of the recipe.
 
-    size: str
-    arm: str
-    tokens: int
-    seed: int = 0
-
-    @property
-    def name(self) -> str:
-        """As its folder is called."""
-        return f"{self.size}-{self.arm}-{_short(self.tokens)}-seed{self.seed}"
-
-    def arguments(self, data: str, out: Path, extra: list[str]) -> list[str]:
-        """The arguments of ``ckda`` that train it."""
-        own = ["lm", "train", "--data", data, "--model", f"{self.size}:{self.arm}", "--tokens", str(self.tokens)]
-        return [*own, "--seed", str(self.seed), "--out", str(out / self.name), *extra]
-
-    def finished(self, out: Path) -> bool:
-        """Whether its result is there and complete."""
-        path = out / self.name / "train.json"
-        try:
-            return path.is_file() and read_json(path).get("stopped") is None
-        except ValueError:
-            return False
+    Example:
+        >>> from ckda.lm.recipe import Recipe
+        >>> list(cells(Training("47M:ckda", "tokens", "runs", Recipe(1)), ["47M"], ["kda", "ckda"], [6 * 10**9]))
+        ['47M-kda-6B-seed0', '47M-ckda-6B-seed0']
+    """
+    for kind, names, known in (("size", sizes, ladder.CONFIGS), ("arm", arms, ladder.ARMS)):
+        for name in names:
+            if name not in known:
+                raise ValueError(f"{kind} is {name!r}; it may be {', '.join(known)}")
+    found = {}
+    for size, tokens, arm, seed in ((s, t, a, n) for s in sizes for t in budgets for a in arms for n in range(seeds)):
+        name = f"{size}-{arm}-{_short(tokens)}-seed{seed}"
+        recipe = recipe_for(f"{size}:{arm}", base.device, tokens=tokens, **changes | {"seed": seed})
+        found[name] = replace(base, model=f"{size}:{arm}", out=str(Path(base.out) / name), recipe=recipe)
+    return found
 
 
 def _short(tokens: int) -> str:
@@ -49,51 +43,39 @@ def _short(tokens: int) -> str:
     return str(tokens)
 
 
-def cells(sizes: list[str], arms: list[str], budgets: list[int], seeds: int = 1) -> list[Cell]:
-    """Every combination.
-
-    Example:
-        >>> [cell.name for cell in cells(["47M"], ["kda", "ckda"], [6 * 10**9])]
-        ['47M-kda-6B-seed0', '47M-ckda-6B-seed0']
-    """
-    for size in sizes:
-        if size not in ladder.CONFIGS:
-            raise ValueError(f"size is {size!r}; it may be {', '.join(ladder.CONFIGS)}")
-    for arm in arms:
-        if arm not in ladder.ARMS:
-            raise ValueError(f"arm is {arm!r}; it may be {', '.join(ladder.ARMS)}")
-    return [
-        Cell(size, arm, tokens, seed) for size in sizes for tokens in budgets for arm in arms for seed in range(seeds)
-    ]
+def finished(cell: Training) -> bool:
+    """Whether its result is there and complete."""
+    return _stopped(cell) == "not at all"
 
 
-def run_local(
-    todo: list[Cell], data: str, out: Path, extra: list[str], ranks: int = 1, say: Callable[[str], None] = print
-) -> dict[str, int]:
+def _stopped(cell: Training) -> str | None:
+    """Why the last call of this cell ended early; "not at all" where it did not, None where there was none."""
+    try:
+        return TrainResult.load(Path(cell.out) / "train.json").stopped or "not at all"
+    except (OSError, ValueError):
+        return None
+
+
+def command(cell: Training, ranks: int) -> list[str]:
+    """What another process is started with; the cell itself lies in a file."""
+    file = cell.save(Path(cell.out) / "training.json")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    return [sys.executable, *torchrun, "-m", "ckda.cli", "lm", "train", "--config", str(file), "--out", cell.out]
+
+
+def run_local(todo: dict[str, Training], ranks: int = 1, say: Callable[[str], None] = print) -> dict[str, int]:
     """Train the cells that are not finished, one after the other; returns their exit statuses."""
     statuses = {}
-    for number, cell in enumerate(todo, 1):
-        if cell.finished(out):
-            say(f"{number}/{len(todo)} {cell.name}: finished before")
-            statuses[cell.name] = 0
-            continue
-        say(f"{number}/{len(todo)} {cell.name}")
-        statuses[cell.name] = subprocess.run([*_start(ranks), *cell.arguments(data, out, extra)]).returncode
-        if statuses[cell.name] in (130, 143):
+    for number, (name, cell) in enumerate(todo.items(), 1):
+        before = finished(cell)
+        say(f"{number}/{len(todo)} {name}" + (": finished before" if before else ""))
+        statuses[name] = 0 if before else subprocess.run(command(cell, ranks)).returncode
+        if statuses[name] == 130 or _stopped(cell) == "SIGTERM":
             break
     return statuses
 
 
-def _start(ranks: int) -> list[str]:
-    if ranks == 1:
-        return [sys.executable, "-m", "ckda.cli"]
-    run = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    return [sys.executable, "-m", *run, "-m", "ckda.cli"]
-
-
-def submit(
-    todo: list[Cell], data: str, out: Path, extra: list[str], ranks: int, slurm: dict[str, Any], cluster: str = "slurm"
-) -> dict[str, str]:
+def submit(todo: dict[str, Training], ranks: int, slurm: dict[str, Any], cluster: str = "slurm") -> dict[str, str]:
     """Hand the cells to SLURM through submitit, a job each; returns their job numbers.
 
     A job that SLURM ends before its time gets SIGTERM, saves and is put in the queue again by submitit's checkpointing;
@@ -102,17 +84,17 @@ def submit(
     require("submitit", "cluster")
     import submitit
 
+    left = {name: cell for name, cell in todo.items() if not finished(cell)}
+    if not left:
+        return {}
     try:
-        executor = submitit.AutoExecutor(folder=str(out / "slurm"), cluster=cluster)
+        executor = submitit.AutoExecutor(
+            folder=str(Path(next(iter(left.values())).out).parent / "slurm"), cluster=cluster
+        )
         executor.update_parameters(**slurm)
     except (RuntimeError, NameError) as error:  # no SLURM here, or a parameter it does not know
         raise ValueError(f"submitit: {error}") from error
-    jobs = {}
-    for cell in todo:
-        if not cell.finished(out):
-            job = executor.submit(Job([*_start(ranks), *cell.arguments(data, out, extra)]))
-            jobs[cell.name] = str(job.job_id)
-    return jobs
+    return {name: str(executor.submit(Job(command(cell, ranks))).job_id) for name, cell in left.items()}
 
 
 class Job:

@@ -10,20 +10,22 @@ import argparse
 import json
 import random
 import re
-import sys
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from ckda.command import add_common_arguments, make_folder, pick_device
+from ckda.command import add_common_arguments, every, filled, make_folder, one_line, pick_names, positive
+from ckda.lm.commands import ModelChoice, add_model_arguments, choose_model
 from ckda.lm.extras import require
+from ckda.lm.figures import needle_figure
 from ckda.record import environment, write_json
 
-__all__ = ["KINDS", "Sample", "answer", "make_samples"]
+__all__ = ["KINDS", "Haystacks", "Needles", "Sample", "answer", "make_samples", "run"]
 
 GRASS = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 _ADJECTIVES = ("quiet", "bright", "hollow", "ancient", "gentle", "brisk", "crimson", "distant", "eager", "golden")
@@ -211,83 +213,94 @@ def answer(model: Any, tokenizer: Any, samples: list[Sample], max_new: int = 128
 # The command ----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Haystacks:
+    """What is asked, how often, of how long a text."""
+
+    tasks: tuple[str, ...] = tuple(KINDS)
+    lengths: tuple[int, ...] = (1024, 2048, 4096, 8192)
+    samples: int = 500  #: prompts a cell
+    max_new: int = 128  #: tokens the model may answer with
+    batch: int = 8
+    text: str | None = None  #: running text for the haystack (not for S-NIAH-1)
+    builder: str = "own"  #: or "lm-eval"
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Needles:
+    """The share of the needles found, by task and length; the file needle.json."""
+
+    model: str
+    builder: str
+    samples: int
+    seed: int
+    trained_length: int | None
+    accuracy: dict[str, dict[str, float]]
+    environment: dict[str, Any]
+
+
+def run(
+    choice: ModelChoice, wanted: Haystacks, show: Callable[[str, int, float, float], None] | None = None
+) -> Needles:
+    """Ask and score; `show(task, length, accuracy, fraction)` sees every cell and how much of the work is done."""
+    model, tokenizer = choice.load(), choice.load_tokenizer()
+    cells: dict[str, dict[str, float]] = {name: {} for name in wanted.tasks}
+    done, total = 0, len(wanted.tasks) * sum(wanted.lengths)
+    for name in wanted.tasks:
+        for length in wanted.lengths:
+            if wanted.builder == "lm-eval":
+                samples = harness_samples(name, length, wanted.samples, tokenizer, wanted.text)
+            else:
+                options = wanted.samples, tokenizer, wanted.text, wanted.seed, wanted.max_new
+                samples = make_samples(name, length, *options)
+            right = answer(model, tokenizer, samples, wanted.max_new, wanted.batch)
+            cells[name][str(length)] = sum(right) / len(right)
+            done += length
+            if show is not None:
+                show(name, length, cells[name][str(length)], done / total)
+    trained = getattr(model.config, "max_position_embeddings", None)
+    where = environment(choice.device)
+    return Needles(choice.name, wanted.builder, wanted.samples, wanted.seed, trained, cells, where)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``ckda needle``."""
     add_common_arguments(parser, "runs/needle")
-    parser.add_argument("model", nargs="?", help="a model folder, a training run or a checkpoint")
-    parser.add_argument("--tokenizer", help="a tokenizer file, where none is beside the model")
-    parser.add_argument("--tasks", default=",".join(KINDS), help="with commas (default: %(default)s)")
-    parser.add_argument("--lengths", default="1024,2048,4096,8192", help="in tokens (default: %(default)s)")
-    parser.add_argument("--samples", type=int, default=500, help="prompts a cell (default: %(default)s)")
-    parser.add_argument("--max-new", type=int, default=128, help="tokens the model may answer with")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--text", help="file of running text for the haystack (not for S-NIAH-1)")
-    parser.add_argument("--builder", choices=["own", "lm-eval"], default="own", help="who writes the prompts")
-    parser.add_argument("--dtype", choices=["bf16", "fp32"], default="fp32")
-    parser.add_argument("--backend", default="auto", help="of the operator")
+    add_model_arguments(parser)
+    add = parser.add_argument
+    add("--tasks", default=",".join(KINDS), help="with commas (default: %(default)s)")
+    add("--lengths", default="1024,2048,4096,8192", help="in tokens (default: %(default)s)")
+    add("--samples", type=positive, default=Haystacks.samples, help="prompts a cell (default: %(default)s)")
+    add("--max-new", type=positive, default=Haystacks.max_new, help="tokens the model may answer with")
+    add("--batch", type=positive, default=Haystacks.batch, help="prompts at once (default: %(default)s)")
+    add("--text", help="file of running text for the haystack (not for S-NIAH-1)")
+    add("--builder", choices=["own", "lm-eval"], default="own", help="who writes the prompts")
 
 
+@one_line
 def run_command(args: argparse.Namespace) -> int:
-    """Ask, score, draw."""
-    from ckda.lm.cli import picked, tiny_run
-    from ckda.lm.figures import needle_figure
-    from ckda.lm.models import load_model, text_tokenizer
-
-    device, out = pick_device(args.device), make_folder(args.out)
+    """Ask, score, draw, tell."""
+    out, text = make_folder(args.out), Path(args.text).read_text(errors="replace") if args.text else None
     if args.smoke:
-        args.model, args.lengths, args.samples, args.max_new = str(tiny_run(out, args.seed)), "1024", 2, 8
-    if args.model is None:
-        raise SystemExit("ckda needle: name a model folder, a training run or a checkpoint")
-    names = picked(args.tasks, tuple(KINDS), "--tasks")
-    lengths = [int(word) for word in args.lengths.split(",")]
-    try:
-        text = Path(args.text).read_text(errors="replace") if args.text else GRASS if args.smoke else None
-        model = load_model(
-            args.model, device, torch.bfloat16 if args.dtype == "bf16" else torch.float32, backend=args.backend
-        )
-        tokenizer = text_tokenizer(args.model, args.tokenizer)
-        cells = _cells(args, model, tokenizer, names, lengths, text)
-    except (ValueError, OSError) as error:
-        raise SystemExit(f"ckda needle: {error}") from error
-    result = {
-        "what": "ckda needle",
-        "model": Path(args.model).name,
-        "builder": args.builder,
-        "samples": args.samples,
-        "seed": args.seed,
-        "trained_length": getattr(model.config, "max_position_embeddings", None),
-        "accuracy": cells,
-        "environment": environment(device),
-    }
+        args.lengths, args.samples, args.max_new, text = "1024", 2, 8, text or GRASS
+    tasks = tuple(pick_names(args.tasks, tuple(KINDS), {}, "--tasks"))
+    wanted = filled(Haystacks, args, tasks=tasks, lengths=tuple(map(int, args.lengths.split(","))), text=text)
+    began, say = time.perf_counter(), every(0, args.json)
+
+    def show(task: str, length: int, accuracy: float, fraction: float) -> None:
+        left = (time.perf_counter() - began) * (1 - fraction) / fraction
+        say(f"{task} {length}: {100 * accuracy:.1f}%   about {left:.0f} s left")
+
+    found = run(choose_model(args, out), wanted, show)
+    result = {"what": "ckda needle"} | asdict(found)
     write_json(out / "needle.json", result)
-    needle_figure(result).savefig(out / "needle.png", dpi=160)
+    needle_figure(found).savefig(out / "needle.png", dpi=160)
     if args.json:
         print(json.dumps(result))
-    else:
-        print(f"{'task':<11}" + "".join(f"{n:>8}" for n in lengths))
-        for name in names:
-            print(f"{name:<11}" + "".join(f"{100 * cells[name][str(n)]:>7.1f}%" for n in lengths))
-        print(f"The table and the heat map: {out}")
+        return 0
+    print(f"{'task':<11}" + "".join(f"{n:>8}" for n in wanted.lengths))
+    for name, cells in found.accuracy.items():
+        print(f"{name:<11}" + "".join(f"{100 * value:>7.1f}%" for value in cells.values()))
+    print(f"The table and the heat map: {out}")
     return 0
-
-
-def _cells(
-    args: argparse.Namespace, model: Any, tokenizer: Any, names: list[str], lengths: list[int], text: str | None
-) -> dict[str, dict[str, float]]:
-    cells: dict[str, dict[str, float]] = {name: {} for name in names}
-    began, done, total = time.perf_counter(), 0, len(names) * sum(lengths)
-    say: Callable[[str], None] = (lambda line: None) if args.json else (lambda line: print(line, file=sys.stderr))
-    for name in names:
-        for length in lengths:
-            if args.builder == "lm-eval":
-                samples = harness_samples(name, length, args.samples, tokenizer, text)
-            else:
-                samples = make_samples(name, length, args.samples, tokenizer, text, args.seed, args.max_new)
-            right = answer(model, tokenizer, samples, args.max_new, args.batch)
-            cells[name][str(length)] = sum(right) / len(right)
-            done += length
-            spent = time.perf_counter() - began
-            say(
-                f"{name} {length}: {100 * cells[name][str(length)]:.1f}%   about {spent / done * (total - done):.0f} s left"
-            )
-    return cells

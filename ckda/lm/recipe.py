@@ -58,6 +58,11 @@ class Recipe:
         if not 0 <= self.cooldown <= 1:
             raise ValueError(f"cooldown is {self.cooldown}; it must be from 0 to 1")
 
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> "Recipe":
+        """From its JSON."""
+        return cls(**values | {"betas": tuple(values["betas"])})
+
     @property
     def tokens_per_step(self) -> int:
         """Tokens read an update."""

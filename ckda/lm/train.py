@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,23 +25,18 @@ from torch import Tensor, nn
 
 from ckda.lm import checkpoint
 from ckda.lm.data import Sampler, TokenStore
-from ckda.lm.extras import require
+from ckda.lm.log import Log, NotFinite, Row
 from ckda.lm.parallel import World, blocks_of, spread
-from ckda.lm.recipe import Recipe, flops_per_token, peak_flops
+from ckda.lm.recipe import Recipe, flops_per_token
 from ckda.lm.replay import Replay
-from ckda.record import write_text
 
-__all__ = ["NotFinite", "Options", "Outcome", "Trainer", "make_batch", "prefetched", "read_log", "why_eager"]
+__all__ = ["NotFinite", "Options", "Outcome", "Trainer", "make_batch", "prefetched", "why_eager"]
 
 #: why a run may stop before its end; where ranks differ, the later in this list counts
 REASONS = (None, "time limit", "SIGUSR1", "SIGTERM", "SIGINT")
 
 #: what a configuration says about how a model is run, not which one it is
-_HOW = ("backend", "loss_chunk", "transformers_version", "use_cache", "dtype", "_name_or_path")
-
-
-class NotFinite(RuntimeError):
-    """The loss or the gradient stopped being a number."""
+HOW = ("backend", "loss_chunk", "transformers_version", "use_cache", "dtype", "_name_or_path")
 
 
 @dataclass(frozen=True)
@@ -56,7 +51,6 @@ class Options:
     keep: int = 2  #: checkpoints that stay; 0: all
     time_limit: float = math.inf  #: seconds, after which the run saves and ends
     tensorboard: bool = False  #: also write the log for TensorBoard
-    final_checkpoint: bool = True  #: also write one when the run is complete
 
 
 @dataclass
@@ -65,7 +59,7 @@ class Outcome:
 
     stopped: str | None  #: one of REASONS; None: complete
     step: int
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
 
 
 class Trainer:
@@ -76,7 +70,7 @@ class Trainer:
 
     Example:
         >>> import tempfile
-        >>> from ckda.lm.cli import tiny_tokens
+        >>> from ckda.lm.tiny import tiny_tokens
         >>> from ckda.lm.models import config_of
         >>> from ckda.models import ComplexKDAForCausalLM
         >>> folder = Path(tempfile.mkdtemp())
@@ -85,7 +79,7 @@ class Trainer:
         >>> build = lambda: ComplexKDAForCausalLM(config_of("tiny:ckda"))
         >>> trainer = Trainer(build, tiny_tokens(folder / "tokens"), recipe, folder / "run", world)
         >>> outcome = trainer.run()
-        >>> outcome.step, [sorted(row)[0] for row in outcome.rows]
+        >>> outcome.step, [sorted(row.as_json())[0] for row in outcome.rows]
         (2, ['held_out_loss', 'grad_norm', 'grad_norm', 'held_out_loss'])
     """
 
@@ -102,6 +96,11 @@ class Trainer:
         self.micro, self.num_micro = recipe.micro_batches(world.size)
         self.train_data = Sampler(TokenStore(data), recipe.length, recipe.seed, recipe.documents)
         held_out = TokenStore(data, "held_out")
+        if len(held_out) < recipe.length and world.main:
+            print(
+                f"no validation: {data} holds out {len(held_out)} tokens, fewer than one sequence of {recipe.length}",
+                file=sys.stderr,
+            )
         self.eval_data = (
             Sampler(held_out, recipe.length, 0, recipe.documents, shuffle=False)
             if len(held_out) >= recipe.length
@@ -174,15 +173,15 @@ class Trainer:
         """Continue from a checkpoint of this very run."""
         manifest = checkpoint.read_manifest(path, verify=False)
         if manifest["key"] != self.recipe.key():
-            differ = [k for k, v in self.recipe.key().items() if manifest["key"].get(k) != v]
+            differ = differing(self.recipe.key(), manifest["key"])
             raise ValueError(f"{path} is of another run: {', '.join(differ)} differ; choose another --out, or --fresh")
         self._load(path, manifest)
 
     def branch(self, path: Path) -> None:
         """Leave the trunk at one of its checkpoints: same weights, moments, data order; the recipe's own cooldown."""
         manifest = checkpoint.read_manifest(path, verify=False)
-        theirs = Recipe(**_recipe_fields(manifest["recipe"])).trunk_key()
-        differ = [k for k, v in self.recipe.trunk_key().items() if theirs.get(k) != v]
+        theirs = Recipe.of(manifest["recipe"]).trunk_key()
+        differ = differing(self.recipe.trunk_key(), theirs)
         if differ:
             raise ValueError(f"{path} cannot be branched from: {', '.join(differ)} differ from the trunk's")
         if self.recipe.branch != manifest["step"]:
@@ -192,8 +191,7 @@ class Trainer:
     def _load(self, path: Path, manifest: dict[str, Any]) -> None:
         if manifest["data"] != self._data_key():
             raise ValueError(f"{path} was trained on other tokens than {self.train_data.store.folder}")
-        own, theirs = self._config(), manifest["config"]
-        differ = [k for k, v in own.items() if k not in _HOW and theirs.get(k) != v]
+        differ = differing(self._config(), manifest["config"], but=HOW)
         if differ:
             raise ValueError(
                 f"{path} is of another model: {', '.join(differ)} differ; choose another --out, or --fresh"
@@ -259,14 +257,14 @@ class Trainer:
         self.step += 1
         return loss, norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
-    def run(self, show: Callable[[dict[str, Any]], None] = lambda row: None) -> Outcome:
+    def run(self, show: Callable[[Row], None] = lambda row: None) -> Outcome:
         """Train to the recipe's end, or until a signal, the time limit or a loss that is no number.
 
         `show(row)` is called for every log line on the main rank.
         """
         recipe, began, stopped = self.recipe, time.perf_counter(), None
         with (
-            closing(_Log(self, show)) as log,
+            closing(Log(self, show)) as log,
             _signals() as signalled,
             prefetched(self.batches(self.step, recipe.steps), self.world.device) as batches,
         ):
@@ -282,7 +280,7 @@ class Trainer:
                     log.send()
                 if last or self.step % recipe.eval_every == 0:
                     self._validate(log)
-                if stopped or (self.options.final_checkpoint if last else self.step % recipe.save_every == 0):
+                if stopped or last or self.step % recipe.save_every == 0:
                     with log.paused():
                         self.save()
             log.read_all()
@@ -292,16 +290,14 @@ class Trainer:
         """The weightiest reason to stop that any rank has, the same on all."""
         return REASONS[self.world.max(REASONS.index(reason))]
 
-    def _validate(self, log: "_Log") -> None:
+    def _validate(self, log: Log) -> None:
         if self.eval_data is None:
             return
         with log.paused():
             loss = self.evaluate()
         if not math.isfinite(loss):
             raise NotFinite(f"update {self.step}: the held-out loss is {loss}")
-        log.write(
-            {"step": self.step, "tokens": self.step * self.recipe.tokens_per_step, "held_out_loss": loss}, say=True
-        )
+        log.write(Row(self.step, self.step * self.recipe.tokens_per_step, held_out_loss=loss), say=True)
 
     @torch.no_grad()
     def evaluate(self) -> float:
@@ -462,141 +458,9 @@ def _adamw(named: dict[str, nn.Parameter], recipe: Recipe, device: torch.device)
     return optimizer
 
 
-class _Moment:
-    """A point in the device's work; taking it waits for nothing."""
-
-    def __init__(self, device: torch.device):
-        self.event: Any = None
-        if device.type == "cuda":
-            self.event = torch.cuda.Event(enable_timing=True)
-            self.event.record(torch.cuda.current_stream(device))
-        self.time = time.perf_counter()
-
-    def wait(self) -> None:
-        """Until the device is there."""
-        if self.event is not None:
-            self.event.synchronize()
-
-    def seconds_since(self, earlier: "_Moment") -> float:
-        """Between two points that the device has passed."""
-        if self.event is not None:
-            return max(1e-9, earlier.event.elapsed_time(self.event) / 1e3)
-        return max(1e-9, self.time - earlier.time)
-
-
-class _Log:
-    """log.jsonl: a line an update, a line a validation; what is past the step a run resumes from is dropped.
-
-    Losses and norms travel to the host by themselves: :meth:`send` starts the copy of those since the last time, and they are
-    read when the next ones are sent, so the host never waits for the update it has just queued.
-    """
-
-    def __init__(self, trainer: Trainer, show: Callable[[dict[str, Any]], None]):
-        self.trainer, self.show = trainer, show
-        self.world, self.path = trainer.world, trainer.out / "log.jsonl"
-        device = self.world.device
-        self.peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-        self.pending: list[tuple[int, float, Tensor, Tensor]] = []
-        self.sent: list[tuple[list[tuple[int, float]], Tensor, _Moment]] = []
-        self.rows: list[dict[str, Any]] = []
-        self.since, self.step = _Moment(device), trainer.step
-        if not self.world.main:
-            return
-        trainer.out.mkdir(parents=True, exist_ok=True)
-        if trainer.step:
-            self.rows = [row for row in read_log(self.path) if row["step"] <= trainer.step]
-        write_text(self.path, "".join(json.dumps(row) + "\n" for row in self.rows))
-        self.file = open(self.path, "a")  # noqa: SIM115 - closed by close()
-        self.board: Any = None
-        if trainer.options.tensorboard:
-            require("tensorboard", "cluster")
-            from torch.utils.tensorboard import SummaryWriter
-
-            self.board = SummaryWriter(str(trainer.out / "tensorboard"), purge_step=trainer.step)
-
-    def add(self, step: int, lr: float, loss: Tensor, norm: Tensor) -> None:
-        """Remember an update; nothing is read."""
-        self.pending.append((step, lr, loss, norm))
-
-    def send(self) -> None:
-        """Start the way of the pending values to the host, and log those that were sent before."""
-        if self.pending:
-            losses = self.world.sum(torch.stack([loss.float() for _, _, loss, _ in self.pending]))
-            norms = torch.stack([norm.float() for *_, norm in self.pending])
-            table = torch.stack([losses, norms]).to("cpu", non_blocking=True)
-            self.sent.append(([(step, lr) for step, lr, *_ in self.pending], table, _Moment(self.world.device)))
-            self.pending = []
-        while len(self.sent) > 1:
-            self._read(*self.sent.pop(0))
-
-    def read_all(self) -> None:
-        """Log everything up to now."""
-        self.send()
-        while self.sent:
-            self._read(*self.sent.pop(0))
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """What happens inside is not part of the throughput; before it, everything is read and found to be finite."""
-        self.read_all()
-        yield
-        self.since = _Moment(self.world.device)
-
-    def _read(self, updates: list[tuple[int, float]], table: Tensor, moment: _Moment) -> None:
-        moment.wait()
-        rows = []
-        for (step, lr), loss, norm in zip(updates, *table.tolist(), strict=True):
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                have = checkpoint.steps_of(self.trainer.out / "checkpoints")
-                kept = f"the last good checkpoint is of update {have[-1]}" if have else "there is no checkpoint yet"
-                raise NotFinite(f"update {step}: the loss is {loss}, the gradient's norm {norm}; {kept}")
-            tokens = step * self.trainer.recipe.tokens_per_step
-            rows.append({"step": step, "tokens": tokens, "loss": loss, "grad_norm": norm, "lr": lr})
-        rows[-1] |= self._speed(rows[-1]["step"], moment)
-        for row in rows:
-            self.write(row, say=row is rows[-1])
-
-    def _speed(self, step: int, moment: _Moment) -> dict[str, Any]:
-        """Tokens a second, MFU and memory since the last reading."""
-        trainer, device = self.trainer, self.world.device
-        speed = (step - self.step) * trainer.recipe.tokens_per_step / moment.seconds_since(self.since)
-        self.step, self.since = step, moment
-        flops = trainer.flops_per_token
-        mfu = None if self.peak is None or flops is None else speed * flops / (self.peak * self.world.size)
-        memory = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
-        return {"tokens_per_second": speed, "mfu": mfu, "memory_gib": memory}
-
-    def write(self, row: dict[str, Any], say: bool = False) -> None:
-        """One line, on the main rank."""
-        if not self.world.main:
-            return
-        self.rows.append(row)
-        self.file.write(json.dumps(row) + "\n")
-        self.file.flush()
-        if self.board is not None:
-            for name, value in row.items():
-                if name not in ("step", "tokens") and value is not None:
-                    self.board.add_scalar(name, value, row["step"])
-        if say:
-            self.show(row)
-
-    def close(self) -> None:
-        """Close the file."""
-        if self.world.main:
-            self.file.close()
-            if self.board is not None:
-                self.board.close()
-
-
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """The rows of a log; a line cut off by a crash is dropped."""
-    rows = []
-    for line in path.read_text().splitlines() if path.is_file() else []:
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            print(f"{path}: dropping a damaged line", file=sys.stderr)
-    return rows
+def differing(ours: dict[str, Any], theirs: dict[str, Any], but: Sequence[str] = ()) -> list[str]:
+    """The names whose values are not the same."""
+    return [name for name, value in ours.items() if name not in but and theirs.get(name) != value]
 
 
 def _flops(model: nn.Module, length: int) -> float | None:
@@ -604,10 +468,6 @@ def _flops(model: nn.Module, length: int) -> float | None:
         return flops_per_token(model, length)
     except AttributeError:
         return None  # a foreign model whose configuration does not say what its mixers are
-
-
-def _recipe_fields(values: dict[str, Any]) -> dict[str, Any]:
-    return values | {"betas": tuple(values["betas"])}
 
 
 def _jsonable(value: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ckda.layers.parts import autocast_dtype
+from ckda.layers.attention import autocast_dtype
 from ckda.ops.triton import HAS_TRITON
 
 __all__ = ["IGNORED", "linear_cross_entropy", "next_token_labels"]

@@ -3,19 +3,20 @@
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from .law import FORMS, PARAMETERS, optimal_allocation, optimal_loss, readable, skaling_loss
+from .law import FORMS, PARAMETERS, compute, optimal_allocation, optimal_loss, readable, skaling_loss
 from .solver import Problem, Roles, solve
 from .table import Table, as_table
 
 __all__ = [
     "LEVEL",
     "ArmFit",
+    "Cell",
     "Fit",
     "Settings",
     "Summary",
@@ -107,6 +108,24 @@ class Summary:
     high: float | None = None
 
 
+class Cell(NamedTuple):
+    """One measured cell and what the fitted law says of it."""
+
+    cell: str
+    N: float
+    D: float
+    C: float  #: training FLOPs
+    chained: bool
+    loss: float
+    predicted: float
+    held_out: bool
+
+    @property
+    def size(self) -> str:
+        """The first part of its name."""
+        return self.cell.partition("/")[0]
+
+
 @dataclass(frozen=True)
 class ArmFit:
     """One arm: parameters [7], fitted and held-out cells, and the bootstrap replicates [B, 7] where there are any."""
@@ -126,6 +145,18 @@ class ArmFit:
     def rmse(self) -> float:
         """Root mean square of :attr:`residuals`, in nats."""
         return float(np.sqrt(np.mean(self.residuals**2)))
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The fitted cells, then the held-out ones."""
+        found: list[Cell] = []
+        for table, held in ((self.train, False), (self.held_out, True)):
+            if table is not None:
+                C, predicted = compute(table.N, table.D), table.loss + _errors(self.theta, table)
+                columns = (table.N, table.D, C, table.chained, table.loss, predicted)
+                rows = zip(table.cell, *(column.tolist() for column in columns), strict=True)
+                found += [Cell._make((*row, held)) for row in rows]
+        return found
 
     def parameters(self, level: float = LEVEL) -> dict[str, Summary]:
         """Every parameter as the paper prints it (A and B, not their logarithms), with its percentile interval."""
@@ -163,6 +194,12 @@ class ArmFit:
             "loss": arm._summary(lambda theta: optimal_loss(theta, C), level),
         }
 
+    def curve(self, budgets: Sequence[float], level: float = LEVEL) -> list[tuple[float, dict[str, Summary]]]:
+        """:meth:`frontier` along compute budgets; empty where an exponent is not positive."""
+        if self.theta[_INDEX["alpha"]] <= 0 or self.theta[_INDEX["beta"]] <= 0:
+            return []
+        return [(C, self.frontier(C, level)) for C in budgets]
+
     def _summary(self, quantity: Callable[[Array], Array], level: float) -> Summary:
         value = float(quantity(self.theta))
         if self.replicates is None:
@@ -178,6 +215,11 @@ class Fit:
     settings: Settings
     arms: Mapping[str, ArmFit]
     cost: float  # the sum of the Huber costs
+
+    def budgets(self, points: int = 25) -> list[float]:
+        """Compute from the smallest fitted cell to ten times the largest."""
+        C = np.concatenate([compute(arm.train.N, arm.train.D) for arm in self.arms.values()])
+        return np.geomspace(C.min(), 10 * C.max(), points).tolist()
 
     def predict(self, N: float, D: float, chained: bool = False, level: float = LEVEL) -> dict[str, Summary]:
         """:meth:`ArmFit.predict` for every arm."""
@@ -422,9 +464,11 @@ def _check_design(train: Table, settings: Settings) -> None:
                 f"arm {arm!r} has {len(cells)} cells for {len(names)} parameters ({', '.join(names)}); "
                 "add runs, or fix some: a pinned E, offset none, form chinchilla"
             )
-        for column, values in (("N", cells.N), ("D", cells.D)):
+        for column, values in (("N", cells.N), ("D", cells.D), ("loss", cells.loss)):
             if len(np.unique(values)) < 2:
-                raise ValueError(f"arm {arm!r} has a single value of {column}; its exponent cannot be fitted")
+                raise ValueError(
+                    f"arm {arm!r} has a single value of {column}, {values[0]:g}; no law can be fitted to it"
+                )
         if settings.offset == "arm" and settings.E == "free" and cells.chained.all():
             raise ValueError(f"all cells of arm {arm!r} are chained: its offset cannot be told from E; use offset none")
     if settings.offset == "shared" and isinstance(settings.E, str) and train.chained.all():

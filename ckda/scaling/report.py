@@ -1,9 +1,15 @@
 """Fits as text: tables in the paper's form, ours above the paper's."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["comparison_text", "fit_text", "prediction_text"]
+from .fit import LEVEL, Fit, Summary
+from .reproduce import Check, Entry
+
+if TYPE_CHECKING:
+    from .commands.predict import Predictions
+
+__all__ = ["comparison_text", "coverage_text", "fit_text", "prediction_text"]
 
 _COLUMNS = ("E", "A", "alpha", "B", "beta", "k", "c")
 
@@ -37,79 +43,76 @@ def number(name: str, value: float | None) -> str:
     return f"{value:+.{digits}f}" if name in ("held-out error", "c") else f"{value:.{digits}f}"
 
 
-def with_interval(name: str, summary: Mapping[str, float | None]) -> str:
+def with_interval(name: str, value: float, low: float | None, high: float | None) -> str:
     """value [low, high], or the value alone where it has no interval or is fixed."""
-    text = number(name, summary["value"])
-    if summary["low"] is None or summary["low"] == summary["high"]:
-        return text
-    return f"{text} [{number(name, summary['low'])}, {number(name, summary['high'])}]"
+    text = number(name, value)
+    return text if low is None or low == high else f"{text} [{number(name, low)}, {number(name, high)}]"
 
 
-def fit_text(result: Mapping[str, Any]) -> str:
+def _text(name: str, summary: Summary | None) -> str:
+    return "" if summary is None else with_interval(name, summary.value, summary.low, summary.high)
+
+
+def fit_text(fitted: Fit, level: float = LEVEL) -> str:
     """The table of a fit: parameters with intervals, RMSE, held-out errors."""
-    cells = list(dict.fromkeys(cell for arm in result["arms"].values() for cell in arm["held_out"]))
-    rows = [
-        [
-            name,
-            *(with_interval(c, arm["parameters"][c]) for c in _COLUMNS),
-            number("rmse", arm["rmse"]),
-            *(
-                with_interval("held-out error", arm["held_out"][c]["error"]) if c in arm["held_out"] else ""
-                for c in cells
-            ),
-        ]
-        for name, arm in result["arms"].items()
-    ]
-    return grid(["arm", *_COLUMNS, "RMSE", *(f"error at {c}" for c in cells)], rows)
+    errors = {name: arm.held_out_errors(level) for name, arm in fitted.arms.items()}
+    cells = list(dict.fromkeys(cell for found in errors.values() for cell in found))
+    rows = []
+    for name, arm in fitted.arms.items():
+        found = arm.parameters(level)
+        row = [name, *(_text(c, found[c]) for c in _COLUMNS), number("rmse", arm.rmse)]
+        rows.append([*row, *(_text("held-out error", errors[name].get(cell)) for cell in cells)])
+    return grid(["arm", *_COLUMNS, "RMSE", *(f"error at {cell}" for cell in cells)], rows)
 
 
-def comparison_text(title: str, rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Mapping[str, Any]]) -> str:
+def comparison_text(title: str, rows: Sequence[Entry], summary: Mapping[str, Check]) -> str:
     """Two lines per arm, ours and the paper's; then the worst difference of each column against its limit."""
-    columns = list(summary)
-    by = {(row["arm"], row["column"]): row for row in rows}
+    by = {(row.arm, row.column): row for row in rows}
     lines: list[list[str]] = []
-    for arm in dict.fromkeys(row["arm"] for row in rows):
-        mine = [by[arm, c] for c in columns]
-        ours = [{"value": r["ours"], "low": r["low"], "high": r["high"]} for r in mine]
-        lines.append([arm, "ours", *(with_interval(c, o) for c, o in zip(columns, ours, strict=True))])
-        lines.append(["", "paper", *(_paper_text(c, r) for c, r in zip(columns, mine, strict=True))])
+    for arm in dict.fromkeys(row.arm for row in rows):
+        mine = [by[arm, column] for column in summary]
+        lines.append([arm, "ours", *(with_interval(r.column, r.ours, r.low, r.high) for r in mine)])
+        theirs = [(r.column, float(r.paper), *(r.paper_interval or (None, None))) for r in mine]
+        lines.append(["", "paper", *(with_interval(*one) for one in theirs)])
     judged = [
         [
-            c,
-            f"{s['worst']:.2g} {s['kind']}",
-            f"{s['limit']:g}",
-            "yes" if s["within"] else "NO",
-            s["same_digits"],
-            s["intervals_overlap"],
+            column,
+            f"{check.worst:.2g} {check.kind}",
+            f"{check.limit:g}",
+            "yes" if check.within else "NO",
+            check.same_digits,
+            check.intervals_overlap,
         ]
-        for c, s in summary.items()
+        for column, check in summary.items()
     ]
     head = ["column", "worst difference", "limit", "within", "same printed digits", "intervals overlap"]
-    return f"{title}\n\n{grid(['arm', '', *columns], lines)}\n\n{grid(head, judged)}"
+    return f"{title}\n\n{grid(['arm', '', *summary], lines)}\n\n{grid(head, judged)}"
 
 
-def _paper_text(column: str, row: Mapping[str, Any]) -> str:
-    low, high = row["paper_interval"] or (None, None)
-    text = number(column, float(row["paper"]))
-    return text if low is None else f"{text} [{number(column, low)}, {number(column, high)}]"
-
-
-def prediction_text(result: Mapping[str, Any]) -> str:
+def prediction_text(result: "Predictions") -> str:
     """Predicted losses per cell, then the compute-optimal splits."""
     parts = []
-    if result["cells"]:
-        rows = [[p["cell"], arm, with_interval("loss", s)] for p in result["cells"] for arm, s in p["loss"].items()]
+    if result.cells:
+        rows = [[cell.cell, arm, _text("loss", loss)] for cell in result.cells for arm, loss in cell.loss.items()]
         parts.append(grid(["cell", "arm", "loss"], rows))
-    if result["compute"]:
+    if result.compute:
         rows = [
-            [f"{p['C']:.3g}", arm, *(_plain(f[q]) for q in ("N", "D")), with_interval("loss", f["loss"])]
-            for p in result["compute"]
-            for arm, f in p["optimal"].items()
+            [f"{best.C:.3g}", arm, *(_plain(found[q]) for q in ("N", "D")), _text("loss", found["loss"])]
+            for best in result.compute
+            for arm, found in best.optimal.items()
         ]
         parts.append(grid(["FLOPs", "arm", "optimal N", "optimal D", "loss"], rows))
     return "\n\n".join(parts)
 
 
-def _plain(summary: Mapping[str, float | None]) -> str:
-    text = f"{summary['value']:.3g}"
-    return text if summary["low"] is None else f"{text} [{summary['low']:.3g}, {summary['high']:.3g}]"
+def coverage_text(study: Mapping[str, Any]) -> str:
+    """How often the intervals hold the truth, by level and quantity."""
+    names = list(next(iter(study["inside"].values())))
+    rows = [[f"{float(level):.0%}", *(f"{row[n]:.3f}" for n in names)] for level, row in study["inside"].items()]
+    title = f"coverage of the intervals: {study['datasets']} synthetic tables with noise {study['noise']}"
+    return f"{title}\n\n{grid(['nominal', *names], rows)}"
+
+
+def _plain(summary: Summary) -> str:
+    text = f"{summary.value:.3g}"
+    return text if summary.low is None else f"{text} [{summary.low:.3g}, {summary.high:.3g}]"

@@ -1,7 +1,7 @@
 """The paper's fits again, held against what it prints; what its rounding hides; whether the intervals cover."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from .published import HELD_OUT, PINNED_E, paper_fits
 from .solver import solve
 from .table import Table
 
-__all__ = ["TREATMENTS", "checks", "coverage", "printed_digits", "rounding_spread"]
+__all__ = ["TREATMENTS", "Check", "Entry", "checks", "coverage", "entries", "printed_digits", "rounding_spread"]
 
 Array = NDArray[np.float64]
 
@@ -37,7 +37,39 @@ LIMITS = {
 }
 
 
-def entries(fitted: Fit, treatment: str, level: float = LEVEL) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Entry:
+    """One printed number: ours and its interval, the paper's digits and interval, whether they agree."""
+
+    arm: str
+    column: str
+    ours: float
+    low: float | None
+    high: float | None
+    paper: str
+    paper_interval: list[float] | None
+    difference: float
+    limit: float
+    kind: str
+    within: bool
+    same_digits: bool
+    intervals_overlap: bool | None
+
+
+@dataclass(frozen=True)
+class Check:
+    """One column of the paper's table against ours."""
+
+    worst: float
+    arm: str
+    kind: str
+    limit: float
+    within: bool
+    same_digits: str
+    intervals_overlap: str
+
+
+def entries(fitted: Fit, treatment: str, level: float = LEVEL) -> list[Entry]:
     """One entry per arm and printed column: ours, its interval, the paper's digits and interval, whether they agree."""
     _, label, column = TREATMENTS[treatment]
     rows = []
@@ -51,20 +83,16 @@ def entries(fitted: Fit, treatment: str, level: float = LEVEL) -> list[dict[str,
     return rows
 
 
-def _entry(
-    arm: str, name: str, ours: tuple[float, float | None, float | None], printed: dict[str, Any]
-) -> dict[str, Any]:
+def _entry(arm: str, name: str, ours: tuple[float, float | None, float | None], printed: dict[str, Any]) -> Entry:
     value, low, high = ours
     paper = float(printed["printed"])
     kind, limit = LIMITS[name]
     difference = abs(value - paper) / (abs(paper) if kind == "relative" else 1.0)
     theirs = printed.get("interval")
     overlap = None if low is None or high is None or theirs is None else low <= theirs[1] and theirs[0] <= high
-    return {
-        "arm": arm, "column": name, "ours": value, "low": low, "high": high, "paper": printed["printed"],
-        "paper_interval": theirs, "difference": difference, "limit": limit, "kind": kind, "within": difference <= limit,
-        "same_digits": printed_digits(value, printed["printed"]) == printed["printed"], "intervals_overlap": overlap,
-    }  # fmt: skip
+    same = printed_digits(value, printed["printed"]) == printed["printed"]
+    agree = difference, limit, kind, difference <= limit, same, overlap
+    return Entry(arm, name, value, low, high, printed["printed"], theirs, *agree)
 
 
 def printed_digits(value: float, like: str) -> str:
@@ -82,21 +110,17 @@ def printed_digits(value: float, like: str) -> str:
     return f"{left}e{int(right)}"
 
 
-def checks(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def checks(rows: Sequence[Entry]) -> dict[str, Check]:
     """The worst difference per column against its limit, the digits that agree, and the intervals that overlap."""
-    out: dict[str, dict[str, Any]] = {}
+    out: dict[str, Check] = {}
     for name, (kind, limit) in LIMITS.items():
-        mine = [row for row in rows if row["column"] == name]
-        if not mine:
-            continue
-        worst = max(mine, key=lambda row: row["difference"])
-        with_interval = [row for row in mine if row["intervals_overlap"] is not None]
-        out[name] = {
-            "worst": worst["difference"], "arm": worst["arm"], "kind": kind, "limit": limit,
-            "within": all(row["within"] for row in mine),
-            "same_digits": f"{sum(row['same_digits'] for row in mine)} of {len(mine)}",
-            "intervals_overlap": f"{sum(row['intervals_overlap'] for row in with_interval)} of {len(with_interval)}",
-        }  # fmt: skip
+        mine = [row for row in rows if row.column == name]
+        if mine:
+            worst = max(mine, key=lambda row: row.difference)
+            overlaps = [row.intervals_overlap for row in mine if row.intervals_overlap is not None]
+            digits = f"{sum(row.same_digits for row in mine)} of {len(mine)}"
+            within, overlap = all(row.within for row in mine), f"{sum(overlaps)} of {len(overlaps)}"
+            out[name] = Check(worst.difference, worst.arm, kind, limit, within, digits, overlap)
     return out
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from ckda.record import read_json, write_json, write_text
 
 from .fit import LEVEL, ArmFit, Fit, Settings, bootstrap, fit
-from .law import PARAMETERS, compute
+from .law import PARAMETERS
 from .table import Table
 
 __all__ = ["Resume", "describe", "load_fit", "resumable_fit", "save_replicates"]
@@ -23,20 +23,19 @@ __all__ = ["Resume", "describe", "load_fit", "resumable_fit", "save_replicates"]
 KIND = "ckda scaling fit"
 
 
-def describe(fitted: Fit, level: float = LEVEL, frontier_points: int = 25) -> dict[str, Any]:
+def describe(fitted: Fit, level: float = LEVEL) -> dict[str, Any]:
     """A fit as JSON: settings, and per arm parameters, intervals, RMSE, held-out errors, cells and optimal frontier."""
-    spans = [compute(arm.train.N, arm.train.D) for arm in fitted.arms.values()]
-    C = np.geomspace(min(s.min() for s in spans), 10 * max(s.max() for s in spans), frontier_points)
+    budgets = fitted.budgets()
     return {
         "kind": KIND,
         "settings": {**asdict(fitted.settings), "hold_out": list(fitted.settings.hold_out)},
         "level": level,
         "cost": fitted.cost,
-        "arms": {name: _describe_arm(arm, C, level) for name, arm in fitted.arms.items()},
+        "arms": {name: _describe_arm(arm, budgets, level) for name, arm in fitted.arms.items()},
     }
 
 
-def _describe_arm(arm: ArmFit, C: Any, level: float) -> dict[str, Any]:
+def _describe_arm(arm: ArmFit, budgets: list[float], level: float) -> dict[str, Any]:
     errors = arm.held_out_errors(level)
     measured = {} if arm.held_out is None else dict(zip(arm.held_out.cell, arm.held_out.loss.tolist(), strict=True))
     return {
@@ -46,27 +45,9 @@ def _describe_arm(arm: ArmFit, C: Any, level: float) -> dict[str, Any]:
         "starts_at_optimum": arm.hits,
         "replicates": 0 if arm.replicates is None else len(arm.replicates),
         "held_out": {cell: {"measured": measured[cell], "error": asdict(e)} for cell, e in errors.items()},
-        "cells": _cells(arm.train, arm.theta, False)
-        + ([] if arm.held_out is None else _cells(arm.held_out, arm.theta, True)),
-        "frontier": _frontier(arm, C, level),
+        "cells": [cell._asdict() for cell in arm.cells],
+        "frontier": [{"C": C} | {k: asdict(s) for k, s in best.items()} for C, best in arm.curve(budgets, level)],
     }
-
-
-def _cells(table: Table, theta: Any, held_out: bool) -> list[dict[str, Any]]:
-    predicted = ArmFit(theta, table, None, 0.0).residuals + table.loss
-    columns = (table.cell, table.N, table.D, table.chained, table.loss, predicted)
-    return [
-        {"cell": cell, "N": float(N), "D": float(D), "C": float(compute(N, D)), "chained": bool(chained),
-         "loss": float(loss), "predicted": float(p), "held_out": held_out}
-        for cell, N, D, chained, loss, p in zip(*columns, strict=True)
-    ]  # fmt: skip
-
-
-def _frontier(arm: ArmFit, C: Any, level: float) -> list[dict[str, Any]]:
-    """Compute-optimal loss, size and data at each C; empty where an exponent is not positive."""
-    if arm.theta[2] <= 0 or arm.theta[4] <= 0:
-        return []
-    return [{"C": float(c), **{k: asdict(s) for k, s in arm.frontier(float(c), level).items()}} for c in C]
 
 
 def save_replicates(path: str | Path, fitted: Fit) -> Path:
@@ -177,8 +158,7 @@ def _pack(fitted: Fit) -> dict[str, Any]:
         name: {
             "theta": arm.theta.tolist(),
             "starts_at_optimum": arm.hits,
-            "cells": _cells(arm.train, arm.theta, False)
-            + ([] if arm.held_out is None else _cells(arm.held_out, arm.theta, True)),
+            "cells": [cell._asdict() for cell in arm.cells],
             "replicates": None if arm.replicates is None else arm.replicates.tolist(),
         }
         for name, arm in fitted.arms.items()

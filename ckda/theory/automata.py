@@ -196,10 +196,11 @@ def check_deterministic(images: Sequence[int], copies: dict[str, Any] = COPIES) 
     "Sharper than the table: n + r <= 3n/2 CKDA factors for a map with r fibres of two states or more",
 )
 def fibre_counts(effort: float = 1.0) -> Evidence:
-    """All maps of up to 5 states and random ones of up to 10, in beta within [0, 3]; then DFAs in blocks of 3n/2."""
+    """All maps of up to 5 states and random ones of up to 30, in beta within [0, 3]; then DFAs in blocks of 3n/2."""
     rng = random.Random(13)
     everything = [f for n in range(1, 6 if effort >= 1 else 4) for f in product(range(n), repeat=n)]
     drawn = [rng.choices(range(n), k=n) for n in range(5, 11) for _ in range(_scaled(30, effort))]
+    drawn += [rng.choices(range(few), k=n) for n in (11, 12, 20, 30) for few in (1, 2, n)]
     for images in [*everything, *drawn]:
         check_fibres(images)
     cases = _scaled(20, effort)

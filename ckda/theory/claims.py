@@ -1,7 +1,8 @@
 """Claims of the paper that check themselves.
 
 A claim is a function that builds the object a theorem speaks of, tries it, and returns the :class:`Evidence`. It raises
-:class:`Refuted` with the counterexample where the claim fails. Claims register themselves under the paper's label:
+:class:`Refuted` with the counterexample where the claim fails, and :class:`Inconclusive` where a search was too weak to
+tell. Claims register themselves under the paper's label:
 
     @claim("prop:axis-test", "A rotation of R^3 is a CKDA transition iff a half-turn sign pattern fits its axis")
     def axis_test(effort: float = 1.0) -> Evidence: ...
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Literal
 
-__all__ = ["CLAIMS", "Claim", "Evidence", "Refuted", "claim", "load_claims"]
+__all__ = ["CLAIMS", "Claim", "Evidence", "Inconclusive", "Refuted", "claim", "load_claims"]
 
 #: the modules whose import registers claims
 MODULES = (
@@ -32,6 +33,10 @@ MODULES = (
 
 class Refuted(AssertionError):
     """A claim failed; the message holds the counterexample."""
+
+
+class Inconclusive(Exception):
+    """A search fell short of what the claim says can be reached: nothing is refuted, more effort may find it."""
 
 
 @dataclass(frozen=True)

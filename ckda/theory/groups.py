@@ -69,16 +69,27 @@ class SignedHouseholder:
 
     signs: tuple[int, ...]
     key: Matrix  #: [d, 1] direction of the key, not normalised, so that no square root is needed
+    lengths: tuple[Any, ...] = ()  #: numbers n_j > 0 of the field: the key is key_j / sqrt(n_j); none: all are one
 
     @cached_property
     def matrix(self) -> Matrix:
-        """[d, d], exact."""
-        return self.key.field.ckda(self.signs, self.key)
+        """[d, d], exact; with `lengths` in the coordinates sqrt(n_j) x_j, where no square root is left."""
+        F = self.key.field
+        if not self.lengths:
+            return F.ckda(self.signs, self.key)
+        dual = F.vector([x / n for (x,), n in zip(self.key.tolist(), self.lengths, strict=True)])
+        norm2 = (dual.T @ self.key)[0, 0]
+        return (F.eye(len(self.signs)) - (self.key @ dual.T) * (F(2) / norm2)) @ F.diag(self.signs)
 
     def unit_key(self) -> np.ndarray:
         """[d] float64."""
-        direction = self.key.float()[:, 0]
+        direction = self.key.float()[:, 0] / np.sqrt(self.float_lengths())
         return direction / np.linalg.norm(direction)
+
+    def float_lengths(self) -> np.ndarray:
+        """[d] float64 the numbers n_j."""
+        F = self.key.field
+        return np.array([F.float(n) for n in self.lengths] or [1.0] * len(self.signs))
 
 
 def signed_householder_forms(A: Matrix) -> list[SignedHouseholder]:

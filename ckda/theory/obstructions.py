@@ -25,6 +25,7 @@ import sympy
 from ckda.groups import (
     FiniteGroup,
     cycle_notation,
+    frobenius,
     from_elements,
     group,
     hamilton,
@@ -56,6 +57,7 @@ __all__ = [
     "deltaproduct_factors",
     "find_obstruction",
     "icosahedral_axes",
+    "obstructed_letter",
     "s5_certificate",
     "spectral_certificate",
 ]
@@ -563,6 +565,27 @@ def _spectral_pairs(G: FiniteGroup) -> Iterator[tuple[int, int]]:
                         break
 
 
+def obstructed_letter(G: FiniteGroup, letters: Iterable[int]) -> tuple[int, int] | None:
+    """A letter c of odd prime power order and an element t that give the contradiction of thm:s5-impossibility.
+
+    Its proof uses the transition of c alone; t may be any word. So it holds for words over some of the elements too.
+
+    Example:
+        >>> S5 = group("S5")
+        >>> letters = [S5.index(permutation(cycles, 5)) for cycles in ("(12)", "(23)", "(34)", "(45)")]
+        >>> obstructed_letter(S5, letters), obstructed_letter(S5, range(120)) is None
+        (None, False)
+    """
+    for c in letters:
+        primes = sympy.primefactors(G.orders[c])
+        if len(primes) == 1 and primes[0] > 2:
+            m = planar_exponent(primes[0])
+            for t in range(G.order):
+                if G.power(G.commutator(c, G.conjugate(c, t)), m) != G.identity:
+                    return c, t
+    return None
+
+
 def sylow(G: FiniteGroup, q: int) -> frozenset[int]:
     """A Sylow q-subgroup, grown by elements of its normaliser.
 
@@ -635,19 +658,6 @@ def heisenberg(p: int) -> FiniteGroup:
     return from_elements(
         f"Heis{p}", elements, lambda x, y: ((x[0] + y[0]) % p, (x[1] + y[1]) % p, (x[2] + y[2] + x[0] * y[1]) % p)
     )
-
-
-def frobenius(q: int, k: int) -> FiniteGroup:
-    """Z_q with Z_k acting on it faithfully by multiplication, k dividing q - 1; of order q k.
-
-    Example:
-        >>> frobenius(7, 3).order, frobenius(5, 4).is_abelian
-        (21, False)
-    """
-    unit = next(u for u in range(1, q) if sympy.n_order(u, q) == k)
-    elements = [(a, i) for i in range(k) for a in range(q)]
-    name = f"Frob{q * k}"
-    return from_elements(name, elements, lambda x, y: ((x[0] + unit ** x[1] * y[0]) % q, (x[1] + y[1]) % k))
 
 
 def cycle_of_blocks_pairs(m: int, j: int, n: int) -> int:

@@ -17,7 +17,7 @@ import torch
 from scipy.optimize import least_squares
 
 from ckda import complex_kda, transition
-from ckda.theory.claims import Evidence, Refuted, claim
+from ckda.theory.claims import Evidence, Inconclusive, Refuted, claim
 from ckda.theory.exact import Field, Matrix, Number, field
 from ckda.theory.factor import (
     ExactFactor,
@@ -226,7 +226,7 @@ def orthogonal_dplr_search(effort: float = 1.0, rank: int = 1) -> Evidence:
         if worst > 1e-5:
             raise Refuted(f"orthogonal, diagonal plus rank {rank}, but {worst:.3g} away from signed Householder: {A}")
     if reached < starts // 4:
-        raise AssertionError(f"only {reached} of {starts} starts became orthogonal: the search is too weak to tell")
+        raise Inconclusive(f"only {reached} of {starts} starts became orthogonal: the search is too weak to tell")
     return Evidence(
         reached, "search", 1e-5 - worst, f"{reached} of {starts} starts reached an orthogonal matrix", {"worst": worst}
     )
@@ -464,7 +464,7 @@ def complex_eigenvalues_search(effort: float = 1.0, at_most: int = 1) -> Evidenc
             raise Refuted(f"{answer.value} pairs at d = {d}, the bound is {at_most} ({answer.how})")
     control = most_pairs(_dpr1(), 4, effort)
     if control.value != 2:
-        raise AssertionError(f"the search is too weak: {control.value} pairs of an unrestricted Diag(d) + u v^T")
+        raise Inconclusive(f"the search is too weak: {control.value} pairs of an unrestricted Diag(d) + u v^T")
     gap = _second_collision(max(24, round(96 * effort)), max(200, round(800 * min(1.0, effort))))
     if gap <= 0:
         raise Refuted(f"a second pair with distinct gates and a key on all of them: imaginary part {-gap:.3g}")
@@ -538,7 +538,7 @@ def persistent_pairs(effort: float = 1.0, slack: int = 0) -> Evidence:
         raise Refuted(f"largest modulus of pair number r + 1 (imaginary part at least 0.1): {best}")
     control = _outermost_pair(4, 1, 0, starts, steps)
     if control < 1 - 1e-2:
-        raise AssertionError(f"the search is too weak: the first pair only reached modulus {control:.4f}")
+        raise Inconclusive(f"the search is too weak: the first pair only reached modulus {control:.4f}")
     note = f"pair r + 1 stays {margin:.3f} inside the circle; the first one reached {control:.4f}"
     return Evidence(cases + 4 * starts * steps, "search", margin, note, {"outermost": best, "control": control})
 
@@ -656,7 +656,7 @@ def cycle_needs(effort: float = 1.0, missing: int = 1) -> Evidence:
         raise Refuted(f"distance of products with {missing} factors too few to the n-cycle: {nearest}")
     control = _nearest_to_cycle(3, 2, starts, steps)
     if control > 0.05:
-        raise AssertionError(f"the search is too weak: two factors stayed {control:.3f} away from the 3-cycle")
+        raise Inconclusive(f"the search is too weak: two factors stayed {control:.3f} away from the 3-cycle")
     note = f"one factor too few stays {min(nearest.values()):.3f} away; with n - 1 the search came to {control:.1e}"
     return Evidence(
         11 + cases + 3 * starts * steps,

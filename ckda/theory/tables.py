@@ -44,9 +44,9 @@ def mark(cell: Cell, records: Mapping[str, Record]) -> str:
         ('not run', 'cited [D7]', 'definition')
     """
     states = [records[label]["status"] if label in records else "not run" for label in cell.checks]
-    for bad in ("refuted", "broken", "not run"):
+    for bad in ("refuted", "broken", "inconclusive", "not run"):
         if bad in states:
-            return bad.upper() if bad != "not run" else bad
+            return {"inconclusive": "inconclusive at this effort", "not run": "not run"}.get(bad, bad.upper())
     if not states:
         return f"cited {cell.cited}" if cell.cited else "definition"
     covers = f"{cell.covers} checked" if cell.covers else "checked"

@@ -1,49 +1,59 @@
 """Does one CKDA layer track this group? For any table: a tracker, built and checked, an obstruction, or neither.
 
-The search knows, in this order: a finite subgroup of SO(3) (thm:main-positive), one of those times Z_2^m (sign
-coordinates), direct products (the heads of the factors side by side), several heads whose quotients together determine
-the group, and the same for a larger hidden group that maps onto it. Groups it does not find are put to
-:func:`find_obstruction`. A tracker with a many-to-one decoder may exist where neither finds anything: then the verdict
-is `undecided`.
+The search knows, in this order: a group that one construction tracks (a finite subgroup of SO(3), one of those times
+Z_2^m, a binary dihedral group, Z_q : Z_4, a finite group of unit quaternions), direct products, several quotients whose
+kernels meet in e, and the same for a larger group that maps onto it (a twist by a cyclic group, or the product of two
+normal subgroups that commute). What is tracked is so closed under subgroups, quotients and products (docs/theory_proofs.md).
+Groups that it does not find are put to :func:`find_obstruction`; what neither decides is `undecided`.
 
 Example:
     >>> print(verdict(group("S4")))
     S4: tracked by one head of dimension 3 (prop:cube)
-    >>> print(verdict(group("A4xZ5")))
-    A4xZ5: tracked by 2 heads of dimensions 2 + 3 (prop:planar-groups, prop:cube)
+    >>> print(verdict(group("SL(2,3)")))
+    SL(2,3): tracked by 4 heads of dimensions 4 + 4 + 2 + 2 (quaternion-chain, prop:planar-groups)
     >>> print(verdict(group("S5")).answer)
     impossible
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
 from itertools import combinations, product
+from json import loads
 from math import comb
 from typing import Literal, NamedTuple
 
 import numpy as np
 import sympy
 
-from ckda.groups import FiniteGroup, Part, direct_factors, from_table, group, may_be_rotations, recognise
+from ckda.groups import (
+    FiniteGroup,
+    Part,
+    direct_factors,
+    frobenius,
+    from_permutations,
+    from_table,
+    group,
+    isomorphism,
+    may_be_rotations,
+    recognise,
+)
 from ckda.theory.claims import Evidence, Refuted, claim
-from ckda.theory.groups import Head, SignedHouseholder, carry, reach, realise, with_sign_coordinates
-from ckda.theory.obstructions import Obstruction, find_obstruction, frobenius, heisenberg
+from ckda.theory.groups import Head, SignedHouseholder, carry, realise, with_sign_coordinates
+from ckda.theory.layers import Layer, check_layer, join, one_head
+from ckda.theory.obstructions import Obstruction, find_obstruction, heisenberg
+from ckda.theory.quaternions import (
+    binary_group,
+    chain_identity,
+    chain_layer,
+    dicyclic_layer,
+    dicyclic_places,
+    frobenius_layer,
+    planar_layer,
+)
 
-__all__ = ["Layer", "Verdict", "check_layer", "verdict"]
-
-
-@dataclass(frozen=True, eq=False)
-class Layer:
-    """One layer that tracks `group`: heads, each with a group of its own, and a joint decoder."""
-
-    group: FiniteGroup
-    heads: tuple[Head, ...]
-    inputs: tuple[tuple[int, ...], ...]  #: [heads][G] the element of the head's group that an input drives
-    hidden: int  #: order of the group of reachable tuples of head elements
-
-    @property
-    def dimensions(self) -> list[int]:
-        return [head.dimension for head in self.heads]
+__all__ = ["SmallGroup", "Verdict", "find_layer", "small_groups", "verdict"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,45 +70,46 @@ class Verdict:
         return f"{self.group.name}: {self.answer} {self.reason}"
 
 
-def check_layer(layer: Layer) -> dict[tuple[int, ...], int]:
-    """The joint decoder of a layer; Refuted where a head or the heads together do not track.
-
-    Each head is checked on its own reachable states; then the tuples of head elements are enumerated and every update
-    must agree with the group.
-    """
-    for head in {id(h): h for h in layer.heads}.values():
-        reach(head)
-    G, tables = layer.group, [head.group.table for head in layer.heads]
-    start = tuple(head.group.identity for head in layer.heads)
-    decode, frontier = {start: G.identity}, [start]
-    while frontier:
-        here = frontier.pop()
-        for g in range(G.order):
-            parts = zip(tables, layer.inputs, here, strict=True)
-            image = tuple(int(table[inputs[g], x]) for table, inputs, x in parts)
-            value = int(G.table[g, decode[here]])
-            if image not in decode:
-                decode[image] = value
-                frontier.append(image)
-            elif decode[image] != value:
-                raise Refuted(f"{G.name}: heads {image} are reached with the products {decode[image]} and {value}")
-    return decode
+# one construction
 
 
-# one head
-
-
-def single_head(G: FiniteGroup) -> Head | None:
-    """A head that tracks G by thm:main-positive, or by it with sign coordinates; of least dimension among these.
+def atom(G: FiniteGroup) -> Layer | None:
+    """The layer of one construction that tracks G, or None.
 
     Example:
-        >>> single_head(group("A4xZ2")).dimension, single_head(group("Z2xZ2xZ2")).dimension, single_head(group("Q8"))
-        (3, 3, None)
+        >>> [atom(group(name)).dimensions for name in ("A4xZ2", "Z2xZ2xZ2", "Q8", "Frob20", "SL(2,3)")]
+        [[3], [3], [2, 2], [4, 4], [4, 4, 2, 2]]
+        >>> atom(group("S5"))
     """
     name = recognise(G)
     if name is not None:
-        return carry(realise(name), G)
-    return next(_with_signs(G), None)
+        known = planar_layer(int(name[1:]), name[0] == "D") if name[0] in "ZD" else one_head(realise(name))
+        return _carried(known, G)
+    head = next(_with_signs(G), None)
+    if head is not None:
+        return one_head(head)
+    places = dicyclic_places(G) if G.order % 4 == 0 else None
+    if places is not None:
+        return dicyclic_layer(G, G.order // 4, places)
+    return _special(G)
+
+
+def _special(G: FiniteGroup) -> Layer | None:
+    """The layer of Z_q : Z_4 with q = 1 mod 4, or of 2T, 2O, 2I."""
+    q = G.order // 4
+    if G.order % 4 == 0 and q % 4 == 1 and q <= 37 and sympy.isprime(q) and isomorphism(G, frobenius(q, 4)):
+        return _carried(frobenius_layer(q), G)
+    for name, order in (("2T", 24), ("2O", 48), ("2I", 120)):
+        if G.order == order and isomorphism(G, binary_group(name)):
+            return _carried(chain_layer(name), G)
+    return None
+
+
+def _carried(layer: Layer, G: FiniteGroup) -> Layer:
+    images = isomorphism(G, layer.group)
+    if images is None:
+        raise ValueError(f"{G} is not isomorphic to {layer.group}")
+    return join(G, [(layer, images)])
 
 
 def _with_signs(G: FiniteGroup) -> Iterator[Head]:
@@ -141,42 +152,46 @@ def _negated(G: FiniteGroup, core: Head, first: Sequence[int], bits: Sequence[in
     return Head(G, transitions, f"{core.label} with -I")
 
 
-# several heads
+# several
 
 
-def several_heads(G: FiniteGroup, most: int = 4) -> list[tuple[Head, np.ndarray]] | None:
-    """Heads for quotients of G whose kernels meet in e, with the projections; as few heads as possible.
+class Quotient(NamedTuple):
+    """A layer that tracks G / kernel."""
+
+    kernel: frozenset[int]
+    layer: Layer
+    projection: np.ndarray
+
+    @property
+    def size(self) -> int:
+        """The sum of the dimensions of its heads."""
+        return sum(self.layer.dimensions)
+
+
+def by_quotients(G: FiniteGroup, most: int = 4) -> list[Quotient] | None:
+    """Layers for quotients of G whose kernels meet in e; as few as possible, then of the least dimensions.
 
     Example:
-        >>> [head.dimension for head, _ in several_heads(group("Dic3"))]
-        [2, 2]
+        >>> [found.layer.dimensions for found in by_quotients(group("Dic3"))]
+        [[2, 2]]
     """
-    useful = [quotient for N in G.normal_subgroups if len(N) < G.order and (quotient := _quotient_head(G, N))]
+    useful = [found for N in G.normal_subgroups if len(N) < G.order and (found := _quotient(G, N))]
     smallest = [u for u in useful if not any(v.kernel < u.kernel for v in useful)]
     for count in range(1, most + 1):
         if next(_jointly_faithful(smallest, count), None) is not None:
             choice = useful if comb(len(useful), count) <= 20000 else smallest
-            best = min(_jointly_faithful(choice, count), key=lambda c: sum(u.head.dimension for u in c))
-            return [(u.head, u.projection) for u in best]
+            return list(min(_jointly_faithful(choice, count), key=lambda c: sum(u.size for u in c)))
     return None
 
 
-class QuotientHead(NamedTuple):
-    """A head that tracks G / kernel."""
-
-    kernel: frozenset[int]
-    head: Head
-    projection: np.ndarray
-
-
-def _quotient_head(G: FiniteGroup, N: frozenset[int]) -> QuotientHead | None:
+def _quotient(G: FiniteGroup, N: frozenset[int]) -> Quotient | None:
     Q, projection = G.quotient(N)
-    head = single_head(Q)
-    return None if head is None else QuotientHead(N, head, projection)
+    layer = atom(Q)
+    return None if layer is None else Quotient(N, layer, projection)
 
 
-def _jointly_faithful(heads: Sequence[QuotientHead], count: int) -> Iterator[tuple[QuotientHead, ...]]:
-    for choice in combinations(heads, count):
+def _jointly_faithful(found: Sequence[Quotient], count: int) -> Iterator[tuple[Quotient, ...]]:
+    for choice in combinations(found, count):
         if len(frozenset.intersection(*(u.kernel for u in choice))) == 1:
             yield choice
 
@@ -209,13 +224,19 @@ def _character(G: FiniteGroup, N: frozenset[int], n: int) -> np.ndarray | None:
     return np.array([value[int(x)] for x in projection])
 
 
-def _layer(G: FiniteGroup, heads: list[tuple[Head, np.ndarray]], lifts: Sequence[int]) -> Layer:
-    inputs = tuple(tuple(int(projection[x]) for x in lifts) for _, projection in heads)
-    return _checked(Layer(G, tuple(head for head, _ in heads), inputs, 0))
+def central_products(G: FiniteGroup) -> Iterator[tuple[Part, Part]]:
+    """Proper normal subgroups A, B that commute, with A B = G: then A x B maps onto G.
 
-
-def _checked(layer: Layer) -> Layer:
-    return replace(layer, hidden=len(check_layer(layer)))
+    Example:
+        >>> sorted({tuple(sorted((a.group.order, b.group.order))) for a, b in central_products(group("D4xZ4"))})[:2]
+        [(4, 8), (4, 16)]
+    """
+    normal = [N for N in G.normal_subgroups if 1 < len(N) < G.order]
+    for A, B in combinations(normal, 2):
+        if len(A) * len(B) == G.order * len(A & B) and A != B:
+            a, b = sorted(A), sorted(B)
+            if (G.table[np.ix_(a, b)] == G.table[np.ix_(b, a)].T).all():
+                yield G.subgroup(A), G.subgroup(B)
 
 
 def merged_factors(G: FiniteGroup) -> list[Part]:
@@ -227,76 +248,116 @@ def merged_factors(G: FiniteGroup) -> list[Part]:
     """
     parts = direct_factors(G)
     while True:
-        pairs = ((a, b, _join(G, a, b)) for a, b in combinations(parts, 2))
-        fit = next(((a, b, both) for a, b, both in pairs if len(parts) > 1 and single_head(both.group)), None)
+        pairs = ((a, b, _together(G, a, b)) for a, b in combinations(parts, 2))
+        fit = next(((a, b, both) for a, b, both in pairs if len(parts) > 1 and _by_one_head(both.group)), None)
         if fit is None:
             return sorted(parts, key=lambda part: part.group.order)
         parts = [part for part in parts if part is not fit[0] and part is not fit[1]] + [fit[2]]
 
 
-def _join(G: FiniteGroup, a: Part, b: Part) -> Part:
+def _by_one_head(G: FiniteGroup) -> bool:
+    return recognise(G) is not None or next(_with_signs(G), None) is not None
+
+
+def _together(G: FiniteGroup, a: Part, b: Part) -> Part:
     return G.subgroup({G.mul(x, y) for x in a.members for y in b.members})
 
 
-def _product_layer(G: FiniteGroup, parts: Sequence[Part], layers: Sequence[Layer]) -> Layer:
-    """The heads of the factors' layers side by side, each fed the component of the input in its factor."""
-    components = {G.mul(*(p.members[i] for p, i in zip(parts, at, strict=True))): at for at in _places(parts)}
-    heads = [(head, x, f) for f, layer in enumerate(layers) for head, x in zip(layer.heads, layer.inputs, strict=True)]
-    inputs = tuple(tuple(x[components[g][f]] for g in range(G.order)) for _, x, f in heads)
-    return _checked(Layer(G, tuple(head for head, _, _ in heads), inputs, 0))
+def _of_parts(G: FiniteGroup, parts: Sequence[Part], depth: int) -> Layer | None:
+    """The layers of commuting subgroups side by side, each fed a component of the input."""
+    layers = list[Layer]()
+    for part in parts:
+        layer = find_layer(part.group, depth)
+        if layer is None:
+            return None
+        layers.append(layer)
+    places = product(*(range(part.group.order) for part in parts))
+    components = {G.mul(*(p.members[i] for p, i in zip(parts, at, strict=True))): at for at in places}
+    fed = [[components[g][f] for g in range(G.order)] for f in range(len(parts))]
+    return join(G, list(zip(layers, fed, strict=True)))
 
 
-def _places(parts: Sequence[Part]) -> Iterator[tuple[int, ...]]:
-    return product(*(range(part.group.order) for part in parts))
-
-
-def find_layer(G: FiniteGroup) -> Layer | None:
-    """A layer that tracks G, built and checked, or None."""
-    head = single_head(G)
-    if head is not None:
-        return _layer(G, [(head, np.arange(G.order))], range(G.order))
+def find_layer(G: FiniteGroup, depth: int = 2) -> Layer | None:
+    """A layer that tracks G, or None; :func:`check_layer` has not been run on it. `depth`: central products in a row."""
+    layer = atom(G)
+    if layer is not None:
+        return layer
     parts = merged_factors(G)
     if len(parts) > 1:
-        layers = [find_layer(part.group) for part in parts]
-        found = [layer for layer in layers if layer is not None]
-        return _product_layer(G, parts, found) if len(found) == len(parts) else None
-    for cover, lifts in [(G, list(range(G.order))), *covers(G)]:
-        heads = several_heads(cover)
-        if heads is not None:
-            return _layer(G, heads, lifts)
+        return _of_parts(G, parts, depth)
+    quotients = by_quotients(G)
+    if quotients is not None:
+        return join(G, [(u.layer, u.projection.tolist()) for u in quotients])
+    for pair in central_products(G) if depth else ():
+        layer = _of_parts(G, pair, depth - 1)
+        if layer is not None:
+            return layer
+    for cover, lifts in covers(G):
+        quotients = by_quotients(cover, 3)
+        if quotients is not None:
+            return join(G, [(u.layer, u.projection[lifts].tolist()) for u in quotients])
     return None
 
 
 def verdict(G: FiniteGroup) -> Verdict:
-    """Whether one CKDA layer tracks G, by the paper's results and the constructions of this module.
+    """Whether one CKDA layer tracks G, every element being a letter, by the paper's results and these constructions.
 
     Example:
         >>> for name in ("A5xZ2", "Q8", "A6"):
         ...     print(verdict(group(name)))
         A5xZ2: tracked by one head of dimension 5 (cor:a5-four with sign coordinates)
-        Q8: tracked by 2 heads of dimensions 2 + 2 (prop:planar-groups), hidden group of order 16
+        Q8: tracked by 2 heads of dimensions 2 + 2 (prop:planar-groups)
         A6: impossible by thm:s5-impossibility: c = (23456) and t = (12)(56) give the contradiction of its proof
     """
     obstruction = find_obstruction(G)
-    layer = None if obstruction else find_layer(G)
-    if layer is not None:
-        return Verdict(G, "tracked", _describe(layer), layer)
     if obstruction is not None:
         return Verdict(G, "impossible", f"by {obstruction.label}: {obstruction.reason}", obstruction=obstruction)
-    reason = (
-        "it is no finite subgroup of SO(3), no such group times Z_2^m, not determined by quotients of these kinds, nor "
-        "is a twist of it by a cyclic group; and the spectral obstruction does not apply"
-    )
-    return Verdict(G, "undecided", f"({reason})")
+    layer = find_layer(G)
+    if layer is not None:
+        check_layer(layer)
+        return Verdict(G, "tracked", describe(layer), layer)
+    reason = "(no construction of this library tracks it, and neither obstruction applies)"
+    return Verdict(G, "undecided", reason)
 
 
-def _describe(layer: Layer) -> str:
-    labels = ", ".join(dict.fromkeys(head.label for head in layer.heads))
-    hidden = f", hidden group of order {layer.hidden}" if layer.hidden > layer.group.order else ""
-    if len(layer.heads) == 1:
-        return f"by one head of dimension {layer.dimensions[0]} ({labels}){hidden}"
-    dimensions = " + ".join(map(str, layer.dimensions))
-    return f"by {len(layer.heads)} heads of dimensions {dimensions} ({labels}){hidden}"
+def describe(layer: Layer) -> str:
+    """The heads of a layer in words."""
+    labels = ", ".join(layer.labels)
+    if len(layer.stages) == 1:
+        return f"by one head of dimension {layer.dimensions[0]} ({labels})"
+    return f"by {len(layer.stages)} heads of dimensions {' + '.join(map(str, layer.dimensions))} ({labels})"
+
+
+# every group of order up to 63
+
+
+class SmallGroup(NamedTuple):
+    """A group of the list: its order, its number in the SmallGroups library, GAP's description, generators."""
+
+    order: int
+    number: int
+    description: str
+    generators: list[list[int]]
+
+    @property
+    def name(self) -> str:
+        return f"[{self.order},{self.number}] {self.description}"
+
+    def group(self) -> FiniteGroup:
+        """The group of these permutations."""
+        return from_permutations(self.generators or [[0]], self.name)
+
+
+@lru_cache(maxsize=1)
+def small_groups() -> tuple[SmallGroup, ...]:
+    """The 319 groups of order up to 63, one of each isomorphism type.
+
+    Example:
+        >>> len(small_groups()), small_groups()[7].description
+        (319, 'C6')
+    """
+    data = loads((files("ckda.theory") / "small_groups.json").read_text())
+    return tuple(SmallGroup(*row) for row in data["groups"])
 
 
 # claims
@@ -307,6 +368,8 @@ ZOO = ("Z1", "Z2", "Z6", "Z2xZ2xZ2", "Z3xZ3", "D4", "D5xZ3", "D3xD3", "A4xZ2", "
 def check_no_conflict(G: FiniteGroup) -> bool:
     """That no group has both a tracker and an obstruction; returns whether it has either."""
     layer, obstruction = find_layer(G), find_obstruction(G)
+    if layer is not None:
+        check_layer(layer)
     if layer is not None and obstruction is not None:
         raise Refuted(f"{G.name} is tracked by heads {layer.dimensions} and excluded by {obstruction.label}")
     return layer is not None or obstruction is not None
@@ -319,3 +382,30 @@ def verdict_consistency(effort: float = 1.0) -> Evidence:
     zoo = [group(name) for name in names] + [frobenius(5, 4), frobenius(7, 3), heisenberg(3), group("S5")]
     decided = sum(check_no_conflict(G) for G in zoo)
     return Evidence(len(zoo), "exact", note=f"{decided} of {len(zoo)} groups decided")
+
+
+@claim("frobenius-four", "Z_q : Z_4 with q = 1 mod 4 is tracked by two heads of dimension four")
+def frobenius_four(effort: float = 1.0, build: Callable[[int], Layer] = frobenius_layer) -> Evidence:
+    """The decoder on every reachable pair of states and every letter, exactly: q = 5, at full effort 13 too."""
+    decoded = {q: check_layer(build(q)) for q in ((5, 13) if effort >= 1 else (5,))}
+    pairs = {q: found[0].pairs for q, found in decoded.items()}
+    note = ", ".join(f"q = {q}: {count} joint states" for q, count in pairs.items())
+    return Evidence(sum(count * 4 * q for q, count in pairs.items()), "exact", note=note, data={"joint": pairs})
+
+
+@claim(
+    "quaternion-chain", "Every finite group of unit quaternions is tracked by one layer: 2T, 2O, 2I by chains of heads"
+)
+def quaternion_chain(effort: float = 1.0, build: Callable[[str], Layer] = chain_layer) -> Evidence:
+    """H(af) H(f) x = a x f^-1 a f as polynomials; then every reachable pair of every head, every letter, exactly."""
+    if not chain_identity():
+        raise Refuted("H(af) H(f) x is not a x f^-1 a f")
+    names = ("2T", "2O", "2I") if effort >= 1 else ("2T",)
+    cases, heads = 0, {}
+    for name in names:
+        layer = build(name)
+        decoded = check_layer(layer)
+        cases += sum(found.pairs for found in decoded) * layer.group.order
+        heads[name] = layer.dimensions
+    note = ", ".join(f"{name} by {'+'.join(map(str, dims))}" for name, dims in heads.items())
+    return Evidence(cases, "exact", note=note, data={"heads": heads})

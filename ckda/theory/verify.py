@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from ckda.theory.claims import Claim, Refuted
+from ckda.theory.claims import Claim, Inconclusive, Refuted
 
-__all__ = ["Record", "check", "passed", "plain", "select", "verify"]
+__all__ = ["STATUSES", "Record", "check", "passed", "plain", "select", "verify"]
 
-#: label, statement, status ("verified" | "refuted" | "broken"), seconds, cases, kind, margin, note, data, error
+#: label, statement, status (one of STATUSES), seconds, cases, kind, margin, note, data, error
 Record = dict[str, Any]
+
+#: what a check can end as; `inconclusive`: its search was too weak at this effort to tell
+STATUSES = ("verified", "inconclusive", "refuted", "broken")
 
 
 def plain(value: Any) -> Any:
@@ -37,18 +40,19 @@ def plain(value: Any) -> Any:
 
 
 def select(names: Sequence[str], claims: Mapping[str, Claim]) -> list[str]:
-    """The labels meant by `names`: a label, or the beginning of several up to a '/'; none: all of them.
+    """The labels meant by `names`: a label with its parts, or else the beginning of several; none: all of them.
 
     Example:
-        >>> here = dict.fromkeys(["a/x", "a/y", "ab"])
-        >>> select(["a"], here)
-        ['a/x', 'a/y']
+        >>> here = dict.fromkeys(["a/x", "a/y", "ab", "b"])
+        >>> select(["a/"], here), select(["a"], here), select(["b"], here)
+        (['a/x', 'a/y'], ['a/x', 'a/y', 'ab'], ['b'])
     """
     if not names:
         return list(claims)
     chosen: dict[str, None] = {}
     for name in names:
-        found = [label for label in claims if label == name or label.startswith(name.rstrip("/") + "/")]
+        found = [label for label in claims if label == name or label.startswith(f"{name}/")] if name in claims else []
+        found = found or [label for label in claims if label.startswith(name)]
         if not found:
             near = difflib.get_close_matches(name, list(claims), n=3, cutoff=0.3)
             raise ValueError(
@@ -59,13 +63,15 @@ def select(names: Sequence[str], claims: Mapping[str, Claim]) -> list[str]:
 
 
 def check(claim: Claim, effort: float) -> Record:
-    """Run one claim. It never raises: a refutation and a crash are both recorded."""
+    """Run one claim. It never raises: a refutation, a search that fell short and a crash are all recorded."""
     record: Record = {"label": claim.label, "statement": claim.statement, "status": "verified", "effort": effort}
     start = time.perf_counter()
     try:
         evidence = claim.check(effort=effort)
         record |= {"cases": evidence.cases, "kind": evidence.kind, "margin": plain(evidence.margin)}
         record |= {"note": evidence.note, "data": plain(evidence.data), "error": None}
+    except Inconclusive as error:
+        record |= {"status": "inconclusive", "error": f"inconclusive at this effort ({effort:g}): {error}"}
     except Refuted as error:
         record |= {"status": "refuted", "error": str(error)}
     except Exception:
@@ -90,5 +96,8 @@ def verify(
 
 
 def passed(records: Iterable[Record]) -> bool:
-    """Whether nothing was refuted or broken."""
-    return all(record["status"] == "verified" for record in records)
+    """Whether nothing was refuted or broken, nor left open at full effort: a weak search may be inconclusive."""
+    return not any(
+        record["status"] in ("refuted", "broken") or (record["status"] == "inconclusive" and record["effort"] >= 1)
+        for record in records
+    )

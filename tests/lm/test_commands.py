@@ -10,6 +10,9 @@ import pytest
 from ckda.cli import main
 from ckda.lm import ladder
 from ckda.lm.models import config_of, load_model, text_tokenizer
+from ckda.lm.recipe import Recipe
+from ckda.lm.tiny import tiny_training
+from ckda.lm.training import Training, TrainResult
 
 
 @pytest.fixture(scope="module")
@@ -57,17 +60,19 @@ def test_a_complete_run_is_told_again_and_not_trained(
     assert (trained / "train.json").stat().st_mtime_ns == before
 
 
-def test_the_time_limit_stops_and_the_same_command_goes_on(trained: Path, tokens: Path, tmp_path: Path) -> None:
+def test_the_time_limit_stops_and_the_same_command_goes_on(
+    trained: Path, tokens: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = [*train_arguments(tokens), "--out", str(tmp_path), "--json"]
-    assert main([*command, "--time-limit", "0"]) == 0
+    assert main([*command, "--time-limit", "0"]) == 3
     assert json.loads((tmp_path / "train.json").read_text())["stopped"] == "time limit"
     assert main(command) == 0
     ours, theirs = (json.loads((p / "train.json").read_text())["log"] for p in (tmp_path, trained))
     assert [r["loss"] for r in ours if "loss" in r] == [r["loss"] for r in theirs if "loss" in r]
     other = [*command, "--lr", "0.001"]
-    with pytest.raises(SystemExit, match="another run: lr differ"):
-        main(other)
-    assert main([*other, "--fresh", "--time-limit", "0"]) == 0
+    assert main(other) == 2
+    assert "of another kind: lr differ" in capsys.readouterr().err
+    assert main([*other, "--fresh", "--time-limit", "0"]) == 3
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
 
 
@@ -83,7 +88,7 @@ def test_a_branch_takes_its_length_from_its_trunk(tokens: Path, tmp_path: Path) 
     assert [round(r["lr"], 5) for r in result["log"] if "loss" in r] == [0.01, 0.005]
 
 
-def test_mistakes_are_told_in_one_line(tokens: Path, tmp_path: Path) -> None:
+def test_mistakes_are_told_in_one_line(tokens: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ["--out", str(tmp_path)]
     for words, told in (
         (["lm", "train", *out, "--steps", "1"], "--data"),
@@ -94,8 +99,10 @@ def test_mistakes_are_told_in_one_line(tokens: Path, tmp_path: Path) -> None:
         (["lm", "generate", *out, str(tmp_path)], "neither a model folder"),
         (["lm", "eval", *out], "name a model"),
     ):
-        with pytest.raises(SystemExit, match=told):
-            main(words)
+        assert main(words) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"ckda lm {words[1]}: ")
+        assert told in line
 
 
 def test_text_and_needles_from_the_run(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,29 +124,43 @@ def test_preparing_tells_what_it_did_and_checks(
     assert json.loads(capsys.readouterr().out)["counts"]["documents"] == 60
     assert main(["lm", "prepare", "--check", "--out", str(tmp_path)]) == 0
     (tmp_path / "train-00000.ends").write_bytes(b"")
-    with pytest.raises(SystemExit, match="damaged"):
-        main(["lm", "prepare", "--check", "--out", str(tmp_path)])
+    assert main(["lm", "prepare", "--check", "--out", str(tmp_path)]) == 1
+    assert "damaged" in capsys.readouterr().err
 
 
 def test_the_launcher_trains_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trained: Path, tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record = tmp_path / "calls"
     script = f"import sys; open({str(record)!r}, 'a').write(' '.join(sys.argv[1:]) + chr(10))"
-    monkeypatch.setattr(ladder, "_start", lambda ranks: [sys.executable, "-c", script])
-    todo = ladder.cells(["47M"], ["kda", "ckda"], [6 * 10**9])
-    done = tmp_path / todo[0].name
-    done.mkdir()
-    (done / "train.json").write_text('{"stopped": null}')
-    assert ladder.run_local(todo, "tokens", tmp_path, ["--compile"]) == {cell.name: 0 for cell in todo}
-    calls = record.read_text().splitlines()
-    assert len(calls) == 1
-    assert "--model 47M:ckda --tokens 6000000000 --seed 0" in calls[0]
-    assert calls[0].endswith("--compile")
-    jobs = ladder.submit(todo, "tokens", tmp_path, [], 1, {}, cluster="debug")
-    assert list(jobs) == [todo[1].name]
-    assert main(["lm", "ladder", "--data", "x", "--arms", "kda", "--dry-run", "--out", str(tmp_path)]) == 0
-    assert "ckda lm train --data x --model 47M:kda" in capsys.readouterr().out
+    monkeypatch.setattr(ladder, "command", lambda cell, ranks: [sys.executable, "-c", script, cell.model, str(ranks)])
+    base = Training("47M:ckda", str(tokens), str(tmp_path), Recipe(1))
+    todo = ladder.cells(base, ["47M"], ["kda", "ckda"], [6 * 10**9], lr=0.5)
+    first, second = todo
+    assert todo[second].recipe.lr == 0.5
+    assert todo[second].recipe.steps == 6 * 10**9 // (4096 * 32)
+    (tmp_path / first).mkdir()
+    shutil.copy(trained / "train.json", tmp_path / first)
+    assert ladder.run_local(todo, 2) == {first: 0, second: 0}
+    assert record.read_text().splitlines() == ["47M:ckda 2"]
+    assert list(ladder.submit(todo, 1, {}, cluster="debug")) == [second]
+    words = ["lm", "ladder", "--data", "x", "--arms", "kda", "--dry-run", "--out", str(tmp_path)]
+    assert main([*words, "--tokens", "20K,2M", "--", "--batch", "1", "--length", "100"]) == 0
+    out = capsys.readouterr().out
+    assert "47M:kda on x, 200 updates of 100 tokens" in out
+    assert "20000 updates of 100 tokens" in out
+    assert main([*words, "--sizes", "48M"]) == 2
+
+
+def test_the_launcher_starts_the_command_with_the_cell_in_a_file(tokens: Path, tmp_path: Path) -> None:
+    """As another process would read it: what is trained is the cell."""
+    cell = tiny_training(tokens, tmp_path, "kda")
+    words = ladder.command(cell, 1)
+    assert words[1:5] == ["-m", "ckda.cli", "lm", "train"]
+    assert main([*words[3:], "--json"]) == 0
+    assert TrainResult.load(tmp_path / "train.json").key == cell.recipe.key()
+    assert ladder.finished(cell)
+    assert "--nproc-per-node=3" in ladder.command(cell, 3)
 
 
 def test_configurations_by_name(tmp_path: Path) -> None:

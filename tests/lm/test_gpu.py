@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from ckda.lm import checkpoint
+from ckda.lm.log import read_log
 from ckda.lm.parallel import World
 from ckda.lm.profile import measure
 from ckda.lm.recipe import Recipe
-from ckda.lm.train import Options, Trainer, prefetched, read_log
+from ckda.lm.train import Options, Trainer, prefetched
 from ckda.models import ComplexKDAConfig, ComplexKDAForCausalLM
 
 from . import worker
@@ -48,15 +49,15 @@ def test_bf16_training_learns_and_resumes(tokens: Path, tmp_path: Path) -> None:
     one = trainer(tokens, tmp_path / "one")
     one.run()
     assert one.recorded, one.eager_because
-    rows = [row for row in read_log(tmp_path / "one" / "log.jsonl") if "loss" in row]
-    losses = [row["loss"] for row in rows]
+    rows = [row for row in read_log(tmp_path / "one" / "log.jsonl") if row.loss is not None]
+    losses = [row.loss for row in rows]
     assert len(losses) == 32
     assert np.mean(losses[-4:]) < np.mean(losses[:4]) - 0.5
-    assert rows[-1]["memory_gib"] > 0
+    assert rows[-1].memory_gib > 0
     two = trainer(tokens, tmp_path / "two")
     two.load(tmp_path / "one" / "checkpoints" / "step-00000018")
     two.run()
-    again = [row["loss"] for row in read_log(tmp_path / "two" / "log.jsonl") if "loss" in row]
+    again = [row.loss for row in read_log(tmp_path / "two" / "log.jsonl") if row.loss is not None]
     np.testing.assert_allclose(again, losses[18:], atol=0.05)  # sums in another order, in bf16
     assert checkpoint.steps_of(tmp_path / "two" / "checkpoints")[-1] == 32
 

@@ -16,9 +16,10 @@ import torch
 
 from ckda.lm import checkpoint
 from ckda.lm.data import Sampler, TokenStore
+from ckda.lm.log import NotFinite, read_log
 from ckda.lm.parallel import World
 from ckda.lm.recipe import Recipe
-from ckda.lm.train import NotFinite, Options, Trainer, make_batch, read_log
+from ckda.lm.train import Options, Trainer, make_batch
 
 from . import worker
 
@@ -52,11 +53,11 @@ def launch(job: dict[str, Any], ranks: int = 1, torchrun: bool = False) -> tuple
 
 
 def losses(out: Path) -> list[float]:
-    return [row["loss"] for row in read_log(out / "log.jsonl") if "loss" in row]
+    return [row.loss for row in read_log(out / "log.jsonl") if row.loss is not None]
 
 
 def held_out(out: Path) -> list[float]:
-    return [row["held_out_loss"] for row in read_log(out / "log.jsonl") if "held_out_loss" in row]
+    return [row.held_out_loss for row in read_log(out / "log.jsonl") if row.held_out_loss is not None]
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,15 @@
 import argparse
 import json
 import shlex
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ckda.cli import main
-from ckda.scaling import Settings, cli, fit, load_fit, paper_table, store
+from ckda.scaling import Settings, figures, fit, load_fit, paper_table, store
+from ckda.scaling.commands.compare import Comparison
 
 
 def _scaling(*words):
@@ -171,18 +173,19 @@ def test_help_names_the_sub_verbs(capsys):
     with pytest.raises(SystemExit) as stop:
         _scaling("--help")
     assert stop.value.code == 0
-    assert "{fit,predict,compare}" in capsys.readouterr().out
-    assert callable(cli.run_command)
+    text = capsys.readouterr().out
+    assert all(word in text for word in ("fit", "predict", "compare"))
 
 
 def test_every_command_of_the_documentation_parses():
     text = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text()
     lines = [line.partition("#")[0] for line in text.splitlines() if line.startswith("ckda scaling ")]
     assert len(lines) >= 6
-    parser = argparse.ArgumentParser()
-    cli.add_arguments(parser)
     for line in lines:
-        parser.parse_args(shlex.split(line)[2:])
+        _, _, action, *words = shlex.split(line)
+        parser = argparse.ArgumentParser()
+        import_module(f"ckda.scaling.commands.{action}").add_arguments(parser)
+        parser.parse_args(words)
 
 
 def test_a_negative_seed_is_refused_by_the_command_itself(capsys):
@@ -190,3 +193,37 @@ def test_a_negative_seed_is_refused_by_the_command_itself(capsys):
         main(["scaling", "fit", "--seed", "-1"])
     assert stop.value.code == 2
     assert "-1 is not from 0" in capsys.readouterr().err
+
+
+def test_the_stored_records_give_their_figures():
+    folder = Path(__file__).parents[2] / "results" / "scaling"
+    fitted = load_fit(folder / "fit.json")
+    stored = json.loads((folder / "fit.json").read_text())
+    described = store.describe(fitted, stored["level"])["arms"]["CKDA"]
+    for name in ("rmse", "theta"):
+        assert described[name] == pytest.approx(stored["arms"]["CKDA"][name])
+    assert [cell["cell"] for cell in described["cells"]] == [cell["cell"] for cell in stored["arms"]["CKDA"]["cells"]]
+    assert described["frontier"][3]["loss"]["low"] == pytest.approx(
+        stored["arms"]["CKDA"]["frontier"][3]["loss"]["low"]
+    )
+    assert len(figures.frontier(fitted).axes) == 2
+    assert len(figures.advantage(fitted, stored["baseline"]).axes[:5]) == 5
+    compared = Comparison.load(folder / "compare.json")
+    assert compared.as_json() == json.loads((folder / "compare.json").read_text())
+    assert len(figures.beside_paper(compared).axes) == 21
+
+
+def test_constant_losses_are_refused_in_one_line(tmp_path, capsys):
+    rows = [f"{n},{d},2.5" for n in (1e8, 2e8, 4e8) for d in (1e9, 2e9, 4e9)]
+    (tmp_path / "runs.csv").write_text("\n".join(["params,tokens,loss", *rows]))
+    assert _scaling("fit", "--data", tmp_path / "runs.csv", "--out", tmp_path / "out") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "a single value of loss, 2.5" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_out_that_cannot_be_written_is_told_before_the_fit(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert _scaling("fit", "--smoke", "--out", tmp_path / "file" / "below") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--out" in line

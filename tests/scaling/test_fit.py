@@ -59,11 +59,11 @@ def test_isolated_fits_return_the_papers_parameters(isolated, arm):
 def test_pinned_fit_with_the_shared_offset_returns_the_printed_digits(pinned):
     """All 42 entries but one: B of KDA + attn is 7.32e3 for 7.33e3, which the rounding of the losses decides."""
     rows = entries(pinned, "pinned")
-    assert [(r["arm"], r["column"]) for r in rows if not r["same_digits"]] == [("KDA + attn 3:1", "B")]
-    (odd,) = [r for r in rows if not r["same_digits"]]
-    assert abs(odd["ours"] - 7330) < 10
+    assert [(r.arm, r.column) for r in rows if not r.same_digits] == [("KDA + attn 3:1", "B")]
+    (odd,) = [r for r in rows if not r.same_digits]
+    assert abs(odd.ours - 7330) < 10
     spread = rounding_spread(pinned, draws=50)["KDA + attn 3:1"]["B"]
-    assert odd["ours"] + spread > 7325
+    assert odd.ours + spread > 7325
     offsets = {float(arm.theta[6]) for arm in pinned.arms.values()}
     assert len(offsets) == 1
     assert offsets.pop() == pytest.approx(0.0088, abs=5e-5)
@@ -78,14 +78,14 @@ def test_an_offset_per_arm_misses_the_pinned_table():
 
 def test_bootstrap_intervals_overlap_the_papers(isolated):
     rows = entries(bootstrap(isolated, 200, restarts=1), "isolated")
-    with_interval = [row for row in rows if row["intervals_overlap"] is not None]
+    with_interval = [row for row in rows if row.intervals_overlap is not None]
     assert len(with_interval) == 6 * 7
-    assert all(row["intervals_overlap"] for row in with_interval)
-    assert all(check["within"] for check in checks(rows).values())
+    assert all(row.intervals_overlap for row in with_interval)
+    assert all(check.within for check in checks(rows).values())
     # as wide as the paper's, within the scatter of 200 replicates: no interval is trivially wide or narrow
     for row in with_interval:
-        low, high = (np.log(v) if row["column"] in "AB" else v for v in (row["low"], row["high"]))
-        theirs = [np.log(v) if row["column"] in "AB" else v for v in row["paper_interval"]]
+        low, high = (np.log(v) if row.column in "AB" else v for v in (row.low, row.high))
+        theirs = [np.log(v) if row.column in "AB" else v for v in row.paper_interval]
         assert 0.5 < (high - low) / (theirs[1] - theirs[0]) < 2.0, row
 
 

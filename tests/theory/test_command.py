@@ -7,7 +7,7 @@ import pytest
 from ckda.cli import main
 from ckda.theory import command as cli
 from ckda.theory import tables
-from ckda.theory.claims import CLAIMS, Claim, Evidence, Refuted, load_claims
+from ckda.theory.claims import CLAIMS, Claim, Evidence, Inconclusive, Refuted, load_claims
 from ckda.theory.figures import DRAWINGS
 from ckda.theory.verify import check, passed, plain, select, verify
 
@@ -89,10 +89,9 @@ def test_an_interrupted_run_is_resumed(registry, tmp_path, monkeypatch):
 def test_unknown_names_and_useless_options_say_so(tmp_path, capsys):
     assert main(["theory", "verify", "complex_eigenvalue", "--out", str(tmp_path)]) == 2
     assert "thm:complex_eigenvalues" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="CPU"):
-        main(["theory", "list", "--device", "cuda"])
-    with pytest.raises(SystemExit, match="--effort"):
-        main(["theory", "list", "--seed", "3"])
+    for option, why in ((["--device", "cuda"], "CPU"), (["--seed", "3"], "--effort")):
+        assert main(["theory", "list", *option]) == 2
+        assert why in capsys.readouterr().err
 
 
 def test_real_claims_through_the_command(tmp_path):
@@ -111,6 +110,36 @@ def test_select():
     labels = dict.fromkeys(["a/x", "a/y", "ab"])
     assert select([], labels) == ["a/x", "a/y", "ab"]
     assert select(["ab", "a"], labels) == ["ab", "a/x", "a/y"]
+    assert select(["a/"], labels) == ["a/x", "a/y"]
+    assert select(["a"], labels | {"a": None}) == ["a/x", "a/y", "a"]  # a label and its parts, not its namesakes
+
+
+def test_prefixes_work_on_the_real_labels():
+    claims = load_claims()
+    assert set(select(["thm:" + "multi"], claims)) == {label for label in claims if label.startswith("thm:multilayer")}
+    assert select(["prop:" + "axis"], claims) == ["prop:axis-test"]
+    assert "prop:orthogonal-dplr/search" in select(["prop:orthogonal-dplr"], claims)
+
+
+def short(effort=1.0):
+    raise Inconclusive("only 3 of 13 angles")
+
+
+@pytest.mark.parametrize(("effort", "status"), [("0.05", 0), ("1", 1)])
+def test_a_search_that_falls_short_is_inconclusive_not_refuted(monkeypatch, tmp_path, capsys, effort, status):
+    monkeypatch.setattr(cli, "CLAIMS", {"short": Claim("short", "a statement", short)})
+    assert main(["theory", "verify", "--effort", effort, "--out", str(tmp_path)]) == status
+    shown = capsys.readouterr().out
+    assert "inconclusive at this effort" in shown
+    assert "refuted" not in shown
+    assert json.loads((tmp_path / "verify.json").read_text())["inconclusive"] == 1
+
+
+def test_results_go_under_runs_by_default(registry, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["theory", "verify", "good"]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+    assert (tmp_path / "runs" / "theory" / "verify-some.json").exists()
 
 
 def test_plain_refuses_nothing():
@@ -162,6 +191,8 @@ def test_cells_are_what_the_checks_found():
     assert tables.mark(gdn, records) == "checked"
     changed = record | {"data": {"cells": {"GDN": {"value": 7}}}}
     assert tables.text(gdn, records | {record["label"]: changed}) == "7"
+    short = {record["label"]: {"status": "inconclusive", "error": "found none"}}
+    assert tables.mark(gdn, records | short) == "inconclusive at this effort"
     failed = {record["label"]: {"status": "refuted", "error": "found two"}}
     assert tables.mark(gdn, records | failed) == "REFUTED"
     assert "REFUTED" in tables.markdown(tables.TABLES["tab:theory-summary"], records | failed)
@@ -173,7 +204,7 @@ def test_table_writes_both_tables(tmp_path, monkeypatch, capsys):
 
     load_claims()
     monkeypatch.setattr(cli, "CLAIMS", {label: Claim(label, "", stand_in) for label in CLAIMS})
-    assert main(["theory", "table", "--out", str(tmp_path)]) == 0
+    assert main(["theory", "table", "--out", str(tmp_path)]) == 1
     assert "REFUTED" in capsys.readouterr().out
     data = json.loads((tmp_path / "tables.json").read_text())
     assert [t["label"] for t in data["tables"]] == ["tab:theory-summary", "tab:recurrence-spectrum"]

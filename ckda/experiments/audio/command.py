@@ -8,7 +8,7 @@ import numpy as np
 from ckda.command import add_common_arguments, add_run_arguments, make_folder, pick_names, positive
 from ckda.experiments.audio.model import ARMS
 from ckda.experiments.audio.recipes import RECIPES
-from ckda.experiments.audio.records import collect, write_compact
+from ckda.experiments.audio.records import collect, write_compact, write_summary
 from ckda.experiments.audio.report import draw, markdown, page_of, print_result
 from ckda.experiments.audio.run import COMPARED, PAPER_LENGTH, AudioConfig, AudioResult, run, stereo_loop
 from ckda.experiments.audio.task import BPM, LENGTHS, RATE, playable, wav_bytes
@@ -16,8 +16,6 @@ from ckda.experiments.common.recipes import steps_word
 from ckda.record import write_bytes, write_json, write_text
 
 __all__ = ["add_arguments", "run_command"]
-
-_LONG = ("windows", "losses", "key")  # what audio.json leaves to runs/NAME.json when runs are collected
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,9 +97,7 @@ def _collect(args: argparse.Namespace) -> int:
     out = make_folder(args.out)
     for name, one in result.runs.items():
         write_compact(out / "runs" / f"{name}.json", one.to_json())
-    summary = result.to_json()
-    summary["runs"] = {name: {k: v for k, v in one.items() if k not in _LONG} for name, one in summary["runs"].items()}
-    write_compact(out / "audio.json", summary)
+    write_summary(result, out)
     write_text(out / "table.md", markdown(result))
     draw(result, out)
     _write_sound(result, out)

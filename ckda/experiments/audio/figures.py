@@ -7,8 +7,7 @@ import numpy as np
 
 from ckda.experiments.audio.run import AudioResult, AudioRun
 from ckda.experiments.audio.task import playable, wav_bytes
-from ckda.experiments.common.arms import ARMS
-from ckda.experiments.common.show import empty_figure
+from ckda.experiments.common.show import ARMS, empty_figure
 
 __all__ = ["PUBLISHED", "beyond_figure", "continuation_figure", "error_figure", "label", "paper_part", "players"]
 

@@ -12,7 +12,7 @@ from ckda.experiments.audio.run import COMPARED, AudioResult, AudioRun
 from ckda.experiments.common.store import collect_records
 from ckda.record import read_json, write_text
 
-__all__ = ["collect", "merge", "write_compact"]
+__all__ = ["collect", "merge", "write_compact", "write_summary"]
 
 _NO_RUN = "no finished run of it was found"
 
@@ -106,6 +106,16 @@ def _pruned(runs: dict[str, AudioRun]) -> dict[str, AudioRun]:
         names = ("near", "far") if run.is_papers else ("near", "far", "end") if name == best else ()
         kept[name] = replace(run, windows={k: w for k, w in run.windows.items() if k in names})
     return kept
+
+
+_LONG = ("windows", "losses", "key")  # what audio.json leaves to runs/NAME.json when runs are collected
+
+
+def write_summary(result: AudioResult, out: Path) -> None:
+    """audio.json of collected runs."""
+    summary = result.to_json()
+    summary["runs"] = {name: {k: v for k, v in one.items() if k not in _LONG} for name, one in summary["runs"].items()}
+    write_compact(out / "audio.json", summary)
 
 
 def write_compact(path: str | Path, value: Any) -> Path:

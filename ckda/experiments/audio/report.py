@@ -5,8 +5,7 @@ from pathlib import Path
 from ckda.experiments.audio.figures import PUBLISHED, beyond_figure, continuation_figure, label, paper_part, players
 from ckda.experiments.audio.run import AudioResult
 from ckda.experiments.audio.task import FRAMES
-from ckda.experiments.common.arms import ARMS
-from ckda.experiments.common.show import print_table, source_line
+from ckda.experiments.common.show import ARMS, print_table, source_line
 from ckda.page import Page, png_of
 
 __all__ = ["draw", "markdown", "page_of", "print_result", "rows"]
@@ -14,9 +13,9 @@ __all__ = ["draw", "markdown", "page_of", "print_result", "rows"]
 
 def draw(result: AudioResult, out: Path) -> None:
     """The figures: the paper's two panels, and Complex KDA's recipes side by side where there are several."""
-    continuation_figure(paper_part(result)).savefig(out / "continuation.png", dpi=160)
+    continuation_figure(paper_part(result)).savefig(out / "continuation.png", dpi=160, metadata={"Software": None})
     if sum(run.arm == "ckda" for run in result.runs.values()) > 1:
-        beyond_figure(result).savefig(out / "beyond.png", dpi=160)
+        beyond_figure(result).savefig(out / "beyond.png", dpi=160, metadata={"Software": None})
 
 
 def rows(result: AudioResult, lengths: tuple[int, ...] = (40, 136, 264, 2048)) -> tuple[list[str], list[list[str]]]:

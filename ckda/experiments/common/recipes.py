@@ -45,6 +45,10 @@ class Change:
             other.from_weights or self.from_weights,
         )
 
+    def settings(self) -> tuple:
+        """What it sets, without the words."""
+        return self.training, self.model, self.task, self.restarts, self.restarts and self.cull_share, self.from_weights
+
     def recipe(self, **more: Any) -> Recipe:
         """The whole recipe, with further fields of :class:`ckda.train.Recipe`."""
         fields = self.training | more
@@ -119,6 +123,28 @@ class Book:
     def name(self, text: str) -> str:
         """The recipe's name in today's vocabulary; ValueError with what there is otherwise."""
         return "+".join(self.parts(text))
+
+    def shortest(self, text: str) -> str:
+        """:meth:`name` with the name of a combination in the place of its changes, and without changes that change nothing.
+
+        Example:
+            >>> more = {"steps": lambda text: Change("", {"steps": number(text)})}
+            >>> book = Book(Change("", {"steps": 9}), {}, more, {"long": ("steps=90k", "ten times as long")})
+            >>> book.shortest("steps=9"), book.shortest("steps=90k"), book.shortest("long+steps=90k")
+            ('paper', 'long', 'long')
+        """
+        words = self.parts(text)
+        combinations = sorted(
+            ((name, self.parts(x)) for name, (x, _) in self.named.items()), key=lambda one: -len(one[1])
+        )
+        for name, its in combinations:
+            if set(its) <= set(words) and not set(words) & set(self.named):
+                words = [name, *(word for word in words if word not in its)]
+        for word in [word for word in words if "=" in word]:
+            without = "+".join(other for other in words if other != word) or PAPER
+            if self.read(without).settings() == self.read("+".join(words)).settings():
+                words.remove(word)
+        return "+".join(words) or PAPER
 
     def read(self, name: str) -> Change:
         """What the recipe of that name is."""

@@ -1,9 +1,50 @@
-"""What experiments show alike: an empty figure, a table on the terminal and in a document, where the numbers come from."""
+"""What experiments show alike: arms with their labels and colours, an empty figure, tables, where the numbers come from.
 
-from collections.abc import Sequence
-from typing import Any
+An arm is a mixer with the label and the colour under which figures show it.
+"""
 
-__all__ = ["empty_figure", "markdown_table", "print_table", "source_line"]
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+__all__ = ["ARMS", "Arm", "empty_figure", "markdown_table", "more_lines", "print_table", "source_line"]
+
+
+class Arm(NamedTuple):
+    """How an arm is shown."""
+
+    label: str
+    colour: str
+
+    @property
+    def words(self) -> str:
+        """The label as running text.
+
+        Example:
+            >>> ARMS["kda"].words
+            'KDA α∈[0,1], β∈[0,1]'
+        """
+        return " ".join(self.label.split())
+
+
+#: the ranges of the gate and of beta as in fig:group_word_problems, and the baselines that have a colour of their own
+ARMS = {
+    "kda": Arm("KDA   α∈[0,1], β∈[0,1]", "#9aa5b1"),
+    "kda-beta2": Arm("α∈[0,1], β∈[0,2]", "#d08a2e"),
+    "kda-signed": Arm("α∈[-1,1], β∈[0,1]", "#7a4fa3"),
+    "ckda": Arm("Complex KDA   α∈[-1,1], β∈[0,2]", "#16548c"),
+    "deltaproduct2": Arm("DeltaProduct₂, reflection start", "#2f7f4f"),
+    "deltaproduct2-standard": Arm("DeltaProduct₂, standard start", "#8ab79a"),
+    "gru": Arm("GRU", "#c8553d"),
+    "transformer": Arm("Transformer", "#b58900"),
+}
+
+_MORE = ("#2f7f4f", "#c8553d", "#b58900", "#2c8c99", "#8c564b", "#e377c2", "#000000", "#bcbd22", "#6baed6", "#fb9a99")
+
+
+def more_lines() -> Iterator[dict[str, str]]:
+    """Colours and line styles by turns, for runs without a colour of their own: dashed the second time, dotted the third."""
+    return ({"color": colour, "linestyle": style} for style in itertools.cycle(("-", "--", ":")) for colour in _MORE)
 
 
 def empty_figure(*args: Any, **options: Any) -> Any:

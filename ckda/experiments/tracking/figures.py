@@ -4,10 +4,10 @@ import html
 import itertools
 import math
 from collections.abc import Mapping
+from textwrap import wrap
 from typing import Any
 
-from ckda.experiments.common.arms import ARMS, more_lines
-from ckda.experiments.common.show import empty_figure
+from ckda.experiments.common.show import ARMS, empty_figure, more_lines
 from ckda.experiments.tracking.recipes import SHORTER
 from ckda.experiments.tracking.run import TrackResult, TrackRun
 from ckda.layers.complex_kda import RANGES
@@ -72,51 +72,66 @@ def published(run: TrackRun) -> tuple[float, float, float] | None:
 
 
 def groups_figure(result: TrackResult) -> Any:
-    """One panel a group, one colour a run, seeds thin and the best one thick, published points (fig:group_word_problems)."""
-    by_group: dict[str, list[TrackRun]] = {}
+    """One panel a group, one line a mixer and recipe, seeds thin and the best one thick (fig:group_word_problems).
+
+    Diamonds are the published scores. Runs of one mixer and recipe are seeds of one line.
+    """
+    by_group: dict[str, dict[str, list[TrackRun]]] = {}
     for run in result.runs.values():
-        by_group.setdefault(run.group, []).append(run)
-    figure = empty_figure(figsize=(4.6 * len(by_group) + 0.8, 4.6))
+        label = run.label + ("" if run.recipe_now == "paper" else f", {run.recipe_now}")
+        by_group.setdefault(run.group, {}).setdefault(label, []).append(run)
+    labels = [label for lines in by_group.values() for label in lines]
+    width = 6.4 if any(len(label) > _WIDE for label in labels) else 4.6
+    rows = max(sum(1 + len(label) // _WRAPPED for label in lines) for lines in by_group.values())
+    figure = empty_figure(figsize=(width * len(by_group) + 0.8, 4.2 + 0.17 * rows))
     panels = figure.subplots(1, len(by_group), squeeze=False, sharey=True)[0]
-    for axes, (group, runs) in zip(panels, by_group.items(), strict=True):
-        for run, line in zip(runs, _lines(runs), strict=True):
-            _draw_run(axes, run, line)
-        axes.axvline(runs[0].recipe["curriculum"][-1], color="#5c6b7a", linewidth=1, linestyle="--")
-        axes.set(title=group, xlabel="word length", ylim=(-0.06, 1.06))
-        axes.set_xscale("log", base=2)
-        shown = sorted({n for run in runs for n in run.scores})
-        shown = [n for n in shown if n in (8, 32, 128, 512, 4096, 65_536)] or shown
-        axes.set_xticks(shown, [f"{n:,}" for n in shown])
-        axes.spines[["top", "right"]].set_visible(False)
-        columns = 1 if any(len(text) > _WIDE for text in axes.get_legend_handles_labels()[1]) else 2
-        axes.legend(frameon=False, fontsize=7.5, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns)
+    for axes, (group, lines) in zip(panels, by_group.items(), strict=True):
+        for (label, runs), style in zip(lines.items(), _styles(lines), strict=True):
+            _draw_line(axes, label, runs, style)
+        _finish_panel(axes, group, [run for runs in lines.values() for run in runs])
     panels[0].set_ylabel("scaled accuracy")
     return figure
 
 
-_WIDE = 52  # letters of a label that leave no room for another beside it
+_WIDE, _WRAPPED = 46, 84  # letters of a label that need a wider panel, and after which it goes on in the next row
 
 
-def _lines(runs: list[TrackRun]) -> list[dict[str, str]]:
-    """Colour and line style of each run: the four ranges in their own colours, the others by turns, dashed the second time."""
+def _finish_panel(axes: Any, group: str, runs: list[TrackRun]) -> None:
+    axes.axvline(runs[0].recipe["curriculum"][-1], color="#5c6b7a", linewidth=1, linestyle="--")
+    axes.set(title=group, xlabel="word length", ylim=(-0.06, 1.06))
+    axes.set_xscale("log", base=2)
+    shown = sorted({n for run in runs for n in run.scores})
+    shown = [n for n in shown if n in (8, 32, 128, 512, 4096, 65_536)] or shown
+    axes.set_xticks(shown, [f"{n:,}" for n in shown])
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=7.5, loc="upper center", bbox_to_anchor=(0.5, -0.14))
+
+
+def _styles(lines: Mapping[str, list[TrackRun]]) -> list[dict[str, str]]:
+    """Colour and style of each line: the four ranges in their own colours, dashed with a constant momentum; others by turns."""
     turns = more_lines()
-    own = [
-        run.mixer in RANGES and all(w.partition("=")[0] in SHORTER for w in run.recipe_now.split("+")) for run in runs
-    ]
-    return [{"color": ARMS[run.mixer].colour} if its else next(turns) for run, its in zip(runs, own, strict=True)]
+    styles = []
+    for run in (runs[0] for runs in lines.values()):
+        words = [word.partition("=")[0] for word in run.recipe_now.split("+")]
+        if run.mixer in RANGES and set(words) <= set(SHORTER):
+            styles.append({"color": ARMS[run.mixer].colour, "linestyle": "--" if "momentum" in words else "-"})
+        else:
+            styles.append(next(turns))
+    return styles
 
 
-def _draw_run(axes: Any, run: TrackRun, line: dict[str, str]) -> None:
-    lengths = sorted(run.scores)
-    label = run.label + ("" if run.recipe_now == "paper" else f", {run.recipe_now}")
-    for r in range(len(run.seeds)):
-        values = [run.scores[n][r] for n in lengths]
-        best = r == run.best
-        style = {"linewidth": 2.4, "label": label, "marker": "o", "markersize": 3.5} if best else {"linewidth": 0.8}
-        axes.plot(lengths, values, alpha=1.0 if best else 0.45, **line, **style)
-    known = published(run)
+def _draw_line(axes: Any, label: str, runs: list[TrackRun], style: dict[str, str]) -> None:
+    seeds = [{n: values[r] for n, values in run.scores.items()} for run in runs for r in range(len(run.seeds))]
+    tested = sorted(set.intersection(*map(set, seeds)), key=lambda n: (n > 512, n if n > 512 else -n))
+    best = max(seeds, key=lambda scores: [scores[n] for n in tested])
+    for scores in seeds:
+        lengths = sorted(scores)
+        thick = {"linewidth": 2.4, "label": "\n".join(wrap(label, _WRAPPED)), "marker": "o", "markersize": 3.5}
+        thin = {"linewidth": 0.8, "alpha": 0.45}
+        axes.plot(lengths, [scores[n] for n in lengths], **style, **(thick if scores is best else thin))
+    known = published(runs[0])
     if known is not None:
-        axes.plot(PUBLISHED_LENGTHS, known, "D", color=line["color"], fillstyle="none", markersize=7)
+        axes.plot(PUBLISHED_LENGTHS, known, "D", color=style["color"], fillstyle="none", markersize=7)
 
 
 def mechanism_figure(mechanism: dict[str, Any]) -> Any:

@@ -68,7 +68,7 @@ class Tracker(nn.Module):
 
     def _reads_words(self, tokens: Tensor) -> bool:
         """Whether the mixer is given a table and letters rather than a row a token."""
-        return self.by_symbol and fast.serves(self.mixer, tokens, self.embedding.num_embeddings)
+        return self.by_symbol and tokens.is_cuda and fast.serves(self.mixer, tokens, self.embedding.num_embeddings)
 
     def symbols(self) -> dict[str, Tensor]:
         """alpha, beta, A, b and start of :meth:`forward`'s trace: what each input symbol does to the state."""

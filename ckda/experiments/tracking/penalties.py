@@ -128,8 +128,6 @@ _MAPS = ("A", "b", "start")
 
 def check_penalties(model: Any, penalties: Iterable[str], task: Any) -> None:
     """ValueError where a recipe's penalties look at something that this mixer does not have."""
-    if not penalties:
-        return
     if not hasattr(model.mixer, "read"):
         raise ValueError("the recipe has penalties, but this mixer has no recurrent state to look at")
     seen = model.symbols()

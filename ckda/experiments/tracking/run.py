@@ -10,7 +10,7 @@ the same config again, or one with more runs, trains only what is missing.
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from itertools import product
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ckda.command import pick_device
+from ckda.experiments.common.recipes import steps_word
 from ckda.experiments.common.store import Store, collect_records, plain, stacked_parameters
 from ckda.experiments.tracking import shuffled_objects
 from ckda.experiments.tracking.model import Tracker, build_tracker
@@ -102,10 +103,26 @@ class TrackRun:
 
     @property
     def recipe_now(self) -> str:
-        """The recipe's name in today's vocabulary; of a record from before momentum was cycled it says so."""
-        name = RECIPES.name(self.recipe_name)
-        before = "momentum" not in self.recipe and RECIPES.read(name).training["momentum"] == "cycled"
-        return RECIPES.name(f"{name}+momentum=0.95") if before else name
+        """The recipe's name in today's vocabulary, with what options of earlier versions changed unnamed."""
+        name, recipe = RECIPES.name(self.recipe_name), self.recipe
+        if "momentum" not in recipe and "momentum=" not in name:
+            name += "+momentum=0.95"  # before it could be cycled
+        change = RECIPES.read(name)
+        named = change.recipe()
+        if not self.is_smoke:
+            name += "".join(
+                f"+{k}={steps_word(recipe[k])}" for k in ("steps", "batch") if recipe[k] != getattr(named, k)
+            )
+            if recipe["keep"] and not change.restarts:
+                name += (
+                    f"+keep={recipe['keep']}-of-{len(self.begun_seeds)}-at-{recipe['cull_at'] / recipe['steps']:.3g}"
+                )
+        return RECIPES.shortest(name)
+
+    @property
+    def is_smoke(self) -> bool:
+        """Whether it only showed that everything works."""
+        return self.recipe["steps"] == _SMOKE["steps"]
 
     def at(self, length: int) -> float:
         """The best seed's score."""
@@ -175,11 +192,12 @@ def best_seed(scores: dict[int, list[float]]) -> int:
 # All runs ------------------------------------------------------------------------------------------------------------
 
 
-def run(config: TrackConfig, quiet: bool = True) -> TrackResult:
+def run(config: TrackConfig, quiet: bool = True, advise: Callable[[float], None] | None = None) -> TrackResult:
     """Train what is missing and score it; at the time limit what is not finished stands in `absent`.
 
     Args:
         quiet: no progress on standard error.
+        advise: told once, some seconds after the first training has begun, about how many seconds all of them take.
     """
     began = time.perf_counter()
     device = pick_device(config.device)
@@ -198,7 +216,9 @@ def run(config: TrackConfig, quiet: bool = True) -> TrackResult:
         part = missing[first : first + together]
         left = None if config.time_limit is None else config.time_limit - (time.perf_counter() - began)
         try:
-            seconds = _train(part, store, config.fresh, quiet, left)
+            rest = len(missing) / len(part)  # as many such parts, this one included
+            told = None if advise is None or first else lambda seconds, rest=rest: advise(seconds * rest)
+            seconds = _train(part, store, config.fresh, quiet, left, told)
         except TimeUp:
             break
         for job in part:
@@ -262,7 +282,8 @@ def _ensemble(config: TrackConfig, task: WordProblem, mixer: str, name: str, dev
     change = RECIPES.read(name)
     recipe, num_seeds = _recipe(config, name)
     build = partial(build_tracker, mixer, task, by_symbol=config.by_symbol, **change.model)
-    check_penalties(build(), recipe.penalties, task)
+    if recipe.penalties:
+        check_penalties(build(), recipe.penalties, task)
     seeds = tuple(range(config.first_seed, config.first_seed + num_seeds))
     if not config.begin:
         if change.from_weights:
@@ -323,7 +344,9 @@ def _known(job: _Job, store: Store, lengths: tuple[int, ...], words: int) -> Tra
 _NO_ATTENTION = "attention keeps every token; not tested so far"
 
 
-def _train(part: list[_Job], store: Store, fresh: bool, quiet: bool, left: float | None) -> float:
+def _train(
+    part: list[_Job], store: Store, fresh: bool, quiet: bool, left: float | None, advise: Callable[[float], None] | None
+) -> float:
     """Train these side by side; the seconds that took."""
     ensembles = {job.name: job.ensemble for job in part}
     began = time.perf_counter()
@@ -340,6 +363,7 @@ def _train(part: list[_Job], store: Store, fresh: bool, quiet: bool, left: float
         look_every=max(1, part[0].ensemble.recipe.steps // 200),
         time_limit=left,
         look=_watch,
+        advise=advise,
         words=words,
     )
     return time.perf_counter() - began

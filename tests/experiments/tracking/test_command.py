@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from ckda.cli import main
+from ckda.experiments.tracking.command import _adviser
+from ckda.experiments.tracking.run import TrackConfig, run
 from ckda.train import Ensemble
 
 SMOKE = ["track", "--smoke", "--device", "cpu"]
@@ -223,3 +225,25 @@ def test_recipes_are_explained(capsys):
 def test_mistakes_get_a_clear_message(tmp_path, options, says):
     with pytest.raises(SystemExit, match=says):
         main([*SMOKE, "--out", str(tmp_path), *options])
+
+
+def test_a_long_training_says_so_and_stops_unwatched(monkeypatch, capsys):
+    """Half a day goes on with a word; more than a day without a terminal stops with status 2, unless --yes."""
+    config = TrackConfig(device="cpu")
+    _adviser(config, yes=False)(300)
+    assert capsys.readouterr().err == ""
+    _adviser(config, yes=False)(43_200)
+    said = capsys.readouterr().err
+    assert "no GPU: this takes about 12 h here" in said
+    assert "`--recipe quick` takes about" in said
+    with pytest.raises(SystemExit, match="--yes goes on"):
+        _adviser(config, yes=False)(300_000)
+    _adviser(config, yes=True)(300_000)
+
+
+def test_the_time_left_is_known_early(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("ckda.train.loop._ADVISE_AFTER", 0.0)
+    told = []
+    run(TrackConfig(groups=("Z2",), smoke=True, device="cpu", out=tmp_path, num_seeds=1), advise=told.append)
+    assert len(told) == 1
+    assert 0 < told[0] < 600

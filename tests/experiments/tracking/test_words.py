@@ -27,7 +27,7 @@ from ckda.experiments.tracking.fast.words import (
     torch_tables,
     torch_tables_backward,
 )
-from ckda.experiments.tracking.model import build_tracker
+from ckda.experiments.tracking.model import Tracker, build_tracker
 from ckda.experiments.tracking.task import WordProblem
 from ckda.layers import ComplexKDA
 from ckda.train import Ensemble, Recipe
@@ -152,7 +152,9 @@ def test_kernels_on_a_gpu(shape, gate, beta_range, normalize):
 
 def trained(monkeypatch, words, mixer="ckda", device="cpu", seeds=(0, 1), **changes):
     """Losses of some updates, words looked up by symbol or every token projected."""
-    monkeypatch.setattr(mixer_words, "serves", lambda layer, *_: mixer_words.is_by_symbol(layer))
+    monkeypatch.setattr(
+        Tracker, "_reads_words", lambda model, _: model.by_symbol and mixer_words.is_by_symbol(model.mixer)
+    )
     task = WordProblem.named("S3")
     recipe = Recipe(**{"steps": 6, "batch": 8, "curriculum": (5,)} | changes)
     ensemble = Ensemble(partial(build_tracker, mixer, task, by_symbol=words), task, recipe, seeds, device)

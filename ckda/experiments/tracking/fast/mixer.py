@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from ckda.experiments.tracking.fast.words import MOST_ROWS, complex_kda_words, rows_of
+from ckda.layers.attention import autocast_dtype
 from ckda.layers.complex_kda import ComplexKDA
 from ckda.layers.gated_delta import GatedDeltaNet
-from ckda.layers.parts import autocast_dtype
 from ckda.ops.triton import HAS_TRITON, SHORT, SMALL_HEAD
 
 __all__ = ["is_by_symbol", "read_words", "serves", "write_out_words"]

@@ -1,0 +1,193 @@
+"""What the repository keeps of its measurements: ``python -m ckda.results`` draws every figure again and writes the index.
+
+Records (JSON) are never touched. Beside them lie summaries, tables and figures, which are functions of the records alone:
+:func:`redraw` makes them anew. results/README.md lists every question with its records, devices and commits.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ckda.record import read_json, write_text
+
+__all__ = ["ABOUT", "drawings", "index_page", "main", "redraw"]
+
+#: folder of results/ -> the question it answers
+ABOUT = {
+    "audio/continuation": "How long does each arm keep the beat, by the paper's protocol and by others?",
+    "audio/inspect": "Which modes of the state keep time?",
+    "audio/one-seed": "What does one training on a CPU give?",
+    "audio/seeds": "How often does the steady recipe keep time?",
+    "bench": "How fast is the operator, beside flash-linear-attention?",
+    "demo": "How far does each range setting track after two minutes on a CPU?",
+    "lm": "How do 47M language models train, and how fast?",
+    "scaling": "Do our fits return the paper's scaling laws?",
+    "theory": "Which claims of the paper are checked, and how?",
+    "tracking/cost": "What does an update cost?",
+    "tracking/find-s4": "Which start, curriculum or penalty finds S4 in 5000 small updates?",
+    "tracking/finish": "How far do trained models go after penalties on relations and a finishing step?",
+    "tracking/inspect": "What has a trained model learned?",
+    "tracking/mixers": "How far do other mixers track S3?",
+    "tracking/paper": "What does the paper's own protocol give?",
+    "tracking/penalties": "Do penalties make S3's rotations close?",
+    "tracking/random-keys": "Are S4 and A5 found from random keys?",
+    "tracking/short": "What do the four range settings give in fewer updates?",
+}
+
+
+# Figures -------------------------------------------------------------------------------------------------------------
+
+
+def _save(path: Path, figure: Any) -> None:
+    figure.savefig(path, dpi=160, metadata={"Software": None})
+
+
+def _tracking(folder: Path) -> None:
+    from ckda.experiments.tracking.report import write_report
+    from ckda.experiments.tracking.run import collect
+
+    write_report(collect([folder]), folder, page=False)
+
+
+def _words(path: Path) -> None:
+    """The paper's figure of the word problems: its protocol, and A5 from its construction."""
+    from ckda.experiments.tracking.figures import groups_figure
+    from ckda.experiments.tracking.run import collect
+
+    theory = collect([path.parents[1] / "penalties"], ["A5"])
+    both = collect([path.parent])
+    _save(path, groups_figure(replace(both, runs=both.runs | theory.runs)))
+
+
+def _mechanism(path: Path) -> None:
+    from ckda.experiments.tracking.figures import mechanism_figure
+
+    _save(path, mechanism_figure(read_json(path.with_suffix(".json"))["mechanism"]))
+
+
+def _quaternions(path: Path) -> None:
+    from ckda.experiments.tracking.figures import quaternions_figure
+
+    _save(path, quaternions_figure(read_json(path.with_name(path.name.replace(".quaternions.png", ".json")))))
+
+
+def _600_cell(path: Path) -> None:
+    from ckda.experiments.tracking.figures import quaternions_figure
+
+    _save(path, quaternions_figure(read_json(path.parents[1] / "inspect/A5-ckda+orthogonal.seed0.json")))
+
+
+def _audio(folder: Path) -> None:
+    from ckda.experiments.audio.records import collect, write_summary
+    from ckda.experiments.audio.report import draw, markdown
+
+    result = collect([folder])
+    write_summary(result, folder)
+    write_text(folder / "table.md", markdown(result))
+    draw(result, folder)
+
+
+def _audio_modes(path: Path) -> None:
+    from ckda.experiments.audio.inspect import inspect_figure
+
+    _save(path, inspect_figure(read_json(path.with_suffix(".json"))))
+
+
+def _demo(path: Path) -> None:
+    from ckda.experiments.demo import DemoResult
+    from ckda.experiments.tracking.figures import extrapolation_figure
+
+    result = DemoResult.from_json(read_json(path.with_name("seed0.json")))
+    _save(path, extrapolation_figure(result.scores(), result.recipe["curriculum"][-1]))
+
+
+def _bench(path: Path) -> None:
+    from ckda.bench.command import draw
+
+    draw(read_json(path.with_suffix(".json")), path)
+
+
+#: pattern under results/ -> what draws a path that fits; a folder's drawing makes summary, table and figures together
+_DRAW: dict[str, Callable[[Path], None]] = {
+    "tracking/*/runs": lambda path: _tracking(path.parent),
+    "tracking/paper/words.png": _words,
+    "tracking/random-keys/600_cell.png": _600_cell,
+    "tracking/inspect/*.quaternions.png": _quaternions,
+    "tracking/inspect/*.png": _mechanism,
+    "audio/*/runs": lambda path: _audio(path.parent),
+    "audio/inspect/*.png": _audio_modes,
+    "demo/extrapolation.png": _demo,
+    "bench/h200*.png": _bench,
+}
+
+
+def drawings(results: Path) -> Iterator[tuple[Path, Callable[[Path], None]]]:
+    """(path, function that draws it) of everything under results/ that is drawn here."""
+    seen: set[Path] = set()
+    for pattern, draw in _DRAW.items():
+        for path in sorted(results.glob(pattern)):
+            if path not in seen:
+                seen.add(path)
+                yield path, draw
+
+
+def redraw(results: Path) -> None:
+    """Draw every figure, and write every summary and table, from the records."""
+    for path, draw in drawings(results):
+        draw(path)
+        print(path.relative_to(results), file=sys.stderr)
+
+
+# Index ---------------------------------------------------------------------------------------------------------------
+
+
+def _environments(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        if "commit" in value and "device" in value:
+            yield value
+        for part in value.values():
+            yield from _environments(part)
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        for part in value:
+            yield from _environments(part)
+
+
+def index_page(results: Path) -> str:
+    """The text of results/README.md: one row a question."""
+    rows = []
+    for name, question in ABOUT.items():
+        records = [path for path in sorted((results / name).rglob("*.json")) if path.name not in _SUMMARIES]
+        found = [environment for path in records for environment in _environments(read_json(path))]
+        devices = sorted({environment["device"] for environment in found})
+        commits = sorted({(environment["commit"] or "unknown")[:7] for environment in found})
+        rows.append(
+            f"| [{name}]({name}/) | {question} | {len(records)} | {', '.join(devices)} | {', '.join(commits)} |\n"
+        )
+    return _HEAD + "".join(rows)
+
+
+_SUMMARIES = ("track.json", "audio.json", "seeds.json")
+_HEAD = """\
+# Results
+
+Every measurement that the documents quote, one folder a question. Records are JSON with device, versions, commit and seed, and
+are never changed; tables and figures beside them are made from them. `python -m ckda.results` (or `make results`) draws them
+again and writes this page; a test fails when it is stale. GPU tests that were run: [gpu_tests.json](gpu_tests.json).
+
+| folder | question | records | devices | commits |
+|---|---|---|---|---|
+"""
+
+
+def main() -> int:
+    """Draw everything and write the index, in the source tree that this module stands in."""
+    results = Path(__file__).parents[1] / "results"
+    redraw(results)
+    print(write_text(results / "README.md", index_page(results)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

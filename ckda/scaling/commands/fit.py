@@ -1,0 +1,133 @@
+"""``ckda scaling fit``: the law fitted to the paper's table or to your runs."""
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ckda.command import filled, make_folder, one_line
+from ckda.record import environment, write_json
+
+from .. import figures, report
+from ..fit import Fit, Settings, split
+from ..law import FORMS
+from ..published import HELD_OUT, paper_table
+from ..store import Resume, describe, resumable_fit, save_replicates
+from ..table import Table, read_table
+from . import Effort, add_common, add_effort, effort_of, fingerprint, progress, tell, ticks
+
+__all__ = ["Config", "Result", "add_arguments", "run", "run_command"]
+
+
+@dataclass(frozen=True)
+class Config:
+    """What is fitted to what."""
+
+    out: str
+    data: tuple[str, ...] = ()  #: files of runs; none: the paper's table
+    arms: tuple[str, ...] = ()  #: only these groups; none: all
+    form: str = "skaling"
+    E: str = "free"
+    offset: str | None = None  #: None: "arm" where cells are chained
+    hold_out: tuple[str, ...] | None = None  #: None: the paper's cell of the paper's table
+    huber: float = 0.01
+    baseline: str | None = None  #: None: the first arm
+    effort: Effort = field(default_factory=Effort)
+
+    def table(self) -> Table:
+        """The cells, held-out ones included."""
+        table = read_table(self.data) if self.data else paper_table()
+        return table.arm(*self.arms) if self.arms else table
+
+    def settings(self, table: Table) -> Settings:
+        """What :func:`ckda.scaling.fit` is told."""
+        try:
+            E = self.E if self.E in ("free", "shared") else float(self.E)
+        except ValueError:
+            raise ValueError(f"--E {self.E}: it may be free, shared or a number") from None
+        hold_out = self.hold_out if self.hold_out is not None else () if self.data else (HELD_OUT,)
+        offset: Any = self.offset or ("arm" if table.chained.any() else "none")
+        effort = self.effort
+        return Settings(self.form, E, offset, hold_out, self.huber, effort.starts, effort.seed)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A fit and where it comes from; the file fit.json."""
+
+    fit: Fit
+    level: float
+    data: str
+    baseline: str
+    restarts: int
+    seed: int
+    seconds: float
+    environment: dict[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        """The fit's own record and the rest."""
+        rest = {name: value for name, value in vars(self).items() if name not in ("fit", "level")}
+        return {**describe(self.fit, self.level), **rest}
+
+
+def run(config: Config, tick: Callable[[], None] = lambda: None) -> Result:
+    """Fit and bootstrap; finished arms of an interrupted call are kept. `tick()` is called after every part."""
+    began, effort, table = time.perf_counter(), config.effort, config.table()
+    settings, baseline = config.settings(table), config.baseline or table.arms[0]
+    key = [asdict(settings), effort.bootstrap, effort.restarts, fingerprint(table)]
+    resume = Resume(Path(config.out) / "fit.partial.json", key)
+    fitted = resumable_fit(table, settings, effort.bootstrap, effort.restarts, resume, tick=tick)
+    resume.finish()
+    source, spent = ", ".join(config.data) or "tab:scaling-data", time.perf_counter() - began
+    return Result(fitted, effort.level, source, baseline, effort.restarts, effort.seed, spent, environment("cpu"))
+
+
+def draw(result: Result) -> dict[str, Any]:
+    """The figures by name; without a second arm there is no advantage to draw."""
+    pictures = {"frontier": figures.frontier(result.fit, result.level), "residuals": figures.residuals(result.fit)}
+    if len(result.fit.arms) > 1:
+        pictures["advantage"] = figures.advantage(result.fit, result.baseline)
+    return pictures
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``ckda scaling fit``."""
+    add_common(parser)
+    add = parser.add_argument
+    add(
+        "--data", nargs="+", default=(), metavar="FILE", help="runs: .csv, .json or .jsonl (default: the paper's table)"
+    )
+    add("--arms", nargs="+", default=(), metavar="NAME", help="only these groups")
+    add("--form", default=Config.form, choices=list(FORMS), help="of the law (default: %(default)s)")
+    add("--E", default=Config.E, help="free, shared, or a number to pin it to (default: %(default)s)")
+    add(
+        "--offset",
+        choices=["none", "arm", "shared"],
+        help="chained-cell offset (default: arm, none without such cells)",
+    )
+    add("--hold-out", nargs="*", metavar="CELL", help=f"such as {HELD_OUT} (default for the paper's table; else none)")
+    add("--huber", type=float, default=Config.huber, metavar="NATS", help="Huber scale (default: %(default)s)")
+    add("--baseline", metavar="NAME", help="the arm advantages are measured against (default: the first)")
+    add_effort(parser)
+
+
+@one_line
+def run_command(args: argparse.Namespace) -> int:
+    """Fit, write, draw, tell."""
+    lists = {
+        name: None if getattr(args, name) is None else tuple(getattr(args, name))
+        for name in ("data", "arms", "hold_out")
+    }
+    config = filled(Config, args, effort=effort_of(args), **lists)
+    table = config.table()
+    settings = config.settings(table)
+    table.arm(config.baseline or table.arms[0]), split(table, settings)  # what is wrong fails before the fit
+    make_folder(args.out)
+    with progress("fit", ticks(table, settings, config.effort.bootstrap)) as tick:
+        result = run(config, tick)
+    out, record = Path(args.out), result.as_json()
+    written = [save_replicates(out / "fit_replicates.csv", result.fit), write_json(out / "fit.json", record)]
+    written += [figures.save(out / f"fit_{name}.png", picture) for name, picture in draw(result).items()]
+    return tell(args, record, report.fit_text(result.fit, result.level), written)
