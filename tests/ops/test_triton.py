@@ -594,14 +594,23 @@ def test_when_the_kernels_for_hopper_serve_a_call(monkeypatch: pytest.MonkeyPatc
     fit: dict[str, Any] = {"T": 64, "K": 64, "V": 128}
     for B, H, HV in ((1, 1, 1), (64, 1, 2), (2, 16, 16)):
         assert _form(**fit, B=B, H=H, HV=HV) == "triton-hopper"
+    served: list[dict[str, Any]] = [
+        {"T": 65},
+        {"gate": "softplus"},
+        {"gate": None, "beta_range": None},
+        {"cu_seqlens": [0, 64]},
+        {"gate_dtype": torch.float32},
+        {"V": 256},
+    ]
+    for changes in served:
+        assert _form(**({"B": 1} | fit | changes)) == "triton-hopper"
     others: dict[str, dict[str, Any]] = {
-        "T must be a multiple of 32": {"T": 65},
         "K = 64 or 128": {"K": 96},
         "V a multiple of 64": {"V": 100},
-        "bounded": {"gate": "softplus"},
-        "logit": {"beta_range": None},
-        "packed": {"cu_seqlens": [0, 64]},
-        "bfloat16": {"gate_dtype": torch.float32},
+        "no multiple of 32": {"T": 65, "V": 256},
+        "a given beta": {"beta_range": None, "V": 256},
+        "packed": {"cu_seqlens": [0, 64], "V": 256},
+        "bfloat16": {"dtype": torch.float16},
     }
     for words, changes in others.items():
         call = OpCall(**make_call(**({"B": 1, "dtype": torch.bfloat16} | fit | changes)))
@@ -615,13 +624,14 @@ def test_the_question_for_hopper_can_be_compiled() -> None:
     """Device and shape, for lengths that are not known, without a break."""
 
     def answer(x: Tensor) -> int:
-        call = OpCall(x, x, x, x, x[..., 0], gate="signed", beta_range=2)
+        k = x[..., :64]
+        call = OpCall(k, k, x, k, x[..., 0], gate="signed", beta_range=2)
         return 2 * (hopper.device_refuses(x.device) is None) + (hopper.unfit(call) is None)
 
     compiled = torch.compile(lambda x: x + answer(x), fullgraph=True, dynamic=True, backend="eager")
     found = set()
     for T in (64, 65, 96, 130):
-        x = torch.zeros(1, T, 1, 64, dtype=torch.bfloat16)
+        x = torch.zeros(1, T, 1, 256, dtype=torch.bfloat16)
         found.add(answer(x) % 2)
         assert torch.equal(compiled(x), x + answer(x))
     assert found == {0, 1}
