@@ -54,8 +54,8 @@ class Plan(NamedTuple):
     num_segments: int
     dtype: torch.dtype  #: of q, k and v
     work_dtype: torch.dtype  #: of what one kernel leaves for another: decayed q and k, A, y, the states
-    #: whether |alpha| is at least e^-5: decays are taken from the chunk's middle and kept for the backward, which then needs neither
-    #: the gates nor q and k
+    #: whether |alpha| is at least e^-5: decays are taken from the chunk's middle and kept for the backward, which then needs
+    #: neither the gates nor q and k
     bounded: bool
     padded: bool  #: whether what kernels leave for each other has room for whole chunks: Hopper's, where chunks are not
     given: (
@@ -210,8 +210,8 @@ OUTPUTS = ("p_dq", "p_dk", "p_dg", "p_dbeta", "p_dlog_rate", "p_dbias")
 
 
 def gradient_outputs(w: Work, grouped: torch.dtype) -> dict[str, Any]:
-    """Where the end of the backward writes; with grouped value heads dq and dk are summed over the group afterwards: `grouped` is the
-    dtype of what is summed."""
+    """Where the end of the backward writes; with grouped value heads dq and dk are summed over the group afterwards: `grouped` is
+    the dtype of what is summed."""
     call, p, x, _ = w
     assert call.beta is not None
     key_dtype = p.dtype if p.H == p.HV else grouped

@@ -101,7 +101,7 @@ def _log1p(b_x):
 
 @triton.jit
 def _log2_above(b_e):
-    """log2(1 + e), 0 <= e <= 1, to 5e-6 of itself: four terms of the series where e is small, the card's own instruction elsewhere."""
+    """log2(1 + e), 0 <= e <= 1, to 5e-6 of itself: four terms of the series where e is small, else the card's own instruction."""
     b_series = b_e * (LOG2E + b_e * (-LOG2E / 2 + b_e * (LOG2E / 3 - b_e * (LOG2E / 4))))
     return tl.where(b_e < 0.03, b_series, _log2(1.0 + b_e))
 
@@ -348,7 +348,7 @@ def bounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr, WIDE: 
     rounding. Hence only the broken part of an exponent is raised, and the whole part added to the bits of the result.
     """
     b_from, b_to = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    if WIDE:
+    if WIDE:  # noqa: SIM108
         b_cum = tl.cumsum(b_log.to(tl.float64), 1)
     else:
         b_cum = token_sums(b_log, tl.where(b_from <= b_to, 1.0, 0.0), DOT, False)
@@ -390,7 +390,7 @@ def border_decay(b_log, shift, C: tl.constexpr, DOT: tl.constexpr):
 
 @triton.jit
 def across_border(shift, C: tl.constexpr):
-    """The pairs (i, j) [C, C] across such borders, i right and j left of one: halves of 1, 2, ..., C/2 tokens give every i > j once."""
+    """The pairs (i, j) [C, C] across such borders, i right and j left of one. Halves of 1, 2, ..., C/2 tokens give all i > j."""
     b_row, b_column = tl.arange(0, C)[:, None] >> shift, tl.arange(0, C)[None, :] >> shift
     return (b_row % 2 == 1) & (b_row == b_column + 1)
 

@@ -95,8 +95,8 @@ def _fetch(
     HV: gl.constexpr, K: gl.constexpr, C: gl.constexpr, BYTES: gl.constexpr, STAGES: gl.constexpr, REVERSED: gl.constexpr,
     BOUNDED: gl.constexpr,
 ):  # fmt: skip
-    """One warp that fetches the chunks in order: their tiles, rho and |k|^2 of their tokens, their decay, and where BOUNDED the next
-    chunk's."""
+    """One warp that fetches the chunks in order: their tiles, rho and |k|^2 of their tokens, their decay, and where BOUNDED that of
+    the next chunk."""
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     b_token = gl.arange(0, C, LINE) * HV + i_hv
     b_channel = gl.arange(0, K, LINE) + i_hv * K
@@ -208,7 +208,7 @@ def _run_states(
             b_Au = warpgroup_mma_wait(0, deps=[b_Au])
             b_o += b_Au
             s_o.permute((1, 0)).store(rounded(b_o))
-            if PLACES != "whole":
+            if PLACES != "whole":  # noqa: SIM102
                 if left < C:
                     _store_part(p_o, b_o, token, column, left, HV, V, C)
             fence_async_shared()
@@ -218,7 +218,7 @@ def _run_states(
         mbarrier.arrive(free.index(slot), count=1)
         if OUTPUTS:
             _send(t_o, s_o, token, column, left, C, PLACES)
-        if BOUNDED:
+        if BOUNDED:  # noqa: SIM108
             b_S = (b_S + b_added) * b_end[None, :] * b_next[None, :]
         else:
             b_S = b_S * b_end[None, :] + b_added
@@ -371,7 +371,7 @@ def _run_gradients(
         if not SUMMARY:
             b_dr *= b_length[None, :]
             s_dv.permute((1, 0)).store(rounded(b_dr))
-            if PLACES != "whole":
+            if PLACES != "whole":  # noqa: SIM102
                 if left < C:
                     _store_part(p_dv, b_dr, token, column, left, HV, V, C)
             fence_async_shared()

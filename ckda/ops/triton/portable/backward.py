@@ -191,8 +191,8 @@ def _unbounded_gradients(
 ):
     """dq, dk, the gradient of cumulative log|alpha|, and that of the keys that reach the chunk's end; border by border.
 
-    At one border tokens on the right are rows and those on the left columns, and with N_ij = D_ij rho_j the keys' part of both is one
-    product with N + N^T. A pair counts once as a row and once as a column of the gates' gradient: both are made of the
+    At one border tokens on the right are rows and those on the left columns, and with N_ij = D_ij rho_j the keys' part of both is
+    one product with N + N^T. A pair counts once as a row and once as a column of the gates' gradient: both are made of the
     same rounded factors, so that they cancel in the sum over tokens.
     """
     b_gamma = chunk_decay(b_log, False, C, DOT)
