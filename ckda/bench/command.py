@@ -194,7 +194,7 @@ def measure(call: Callable[[], Any], device: str, smoke: bool) -> dict[str, floa
     for _ in range(rounds):
         times += _milliseconds(call, warmup + timed, device)[warmup:]
         waited += [_milliseconds(call, 1, device)[0] for _ in range(3 if smoke else 10)]
-    p20, p50, p80 = statistics.quantiles(times, n=10)[1::3]
+    p20, p50, p80 = statistics.quantiles(times, n=10, method="inclusive")[1::3]
     return {
         "mean": statistics.mean(times),
         "p20": p20,
