@@ -560,7 +560,7 @@ def float64(effort: float = 1.0) -> Evidence:
 
 @claim("thm:multilayer/float32", "Groups through the operator in float32 follow every prefix")
 def float32(effort: float = 1.0) -> Evidence:
-    """Unit keys, words of 2000 tokens; the clock is what drifts (docs/theory.md has the horizons)."""
+    """Unit keys, words of 2000 tokens; the clock is what drifts (results/theory has the horizons)."""
     length = _scaled(2000, effort)
     machines: list[tuple[str, Machine]] = [(name, GroupWords(group(name))) for name in ("S3", "D4", "A4", "S4")]
     machines += [(f"{name} on points", Permutations.of(group(name))) for name in ("A5", "S5")]

@@ -196,11 +196,12 @@ def _effort(args: argparse.Namespace) -> float:
 
 def _list(args: argparse.Namespace) -> int:
     if args.json:
-        print(json.dumps([{"label": c.label, "statement": c.statement, "check": _where(c)} for c in CLAIMS.values()]))
+        keys = ("label", "statement", "behind")
+        print(json.dumps([{k: getattr(c, k) for k in keys} | {"check": _where(c)} for c in CLAIMS.values()]))
         return 0
     width = max(map(len, CLAIMS))
     for claim in CLAIMS.values():
-        print(f"{claim.label:<{width}}  {claim.statement}")
+        print(f"{claim.label:<{width}}  {claim.statement} [{claim.behind}]")
     return 0
 
 
@@ -277,7 +278,7 @@ def _line(record: Record) -> str:
         return f"{head}\n{record['error']}"
     margin = "" if record["margin"] is None else f", margin {record['margin']:.3g}"
     note = f"; {record['note']}" if record["note"] else ""
-    return f"{head}\n{'':26}{record['kind']}, {record['cases']} cases{margin}{note}"
+    return f"{head}\n{'':26}{record['behind']}; {record['cases']} cases{margin}{note}"
 
 
 # show

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from ckda.layers.complex_kda import LayerCache
 from ckda.record import environment, write_json
 from ckda.theory.compiler import Compile, Machine, compile_machine, direct
 from ckda.theory.machines import DFA, WFA
@@ -83,16 +82,20 @@ def _group_row(machine: Machine, config: Horizons, rng: random.Random) -> dict[s
 
 
 def _rounded_states(module: GroupMachine, word: Sequence[int], dtype: torch.dtype = torch.bfloat16) -> list[int]:
-    """The answers where the state is rounded after every letter; keys and gates stay in float32."""
-    layer, outputs = module.layer, []
-    inputs = module.embed(torch.arange(module.letters)[None])[0]
+    """The answers where the state is rounded after every letter; the layer's keys, gates and query stay in float32."""
+    layer = module.layer
+    letters = module.embed(torch.arange(module.letters)[None])
+    alpha, key, beta = (x[0].unsqueeze(-1) for x in layer.transitions(letters))  # [L, H, K, 1] and beta [L, H, 1]
+    query = layer.q_proj(letters)[0, 0].view(len(module.dimensions), -1)
     assert layer.initial_state is not None
-    cache = LayerCache(layer.initial_state[None].clone(), {})
+    S, outputs = layer.initial_state.clone(), []
     for letter in word:
-        y, cache = layer.step(inputs[letter][None], cache)
-        cache = LayerCache(cache.state.to(dtype).to(cache.state.dtype), cache.past)
-        outputs.append(y)
-    return module.decode(torch.cat(outputs)).tolist()
+        S = alpha[letter] * S
+        S = S - beta[letter].unsqueeze(-1) * key[letter] * (key[letter] * S).sum(-2, keepdim=True)
+        S = S.to(dtype).to(alpha.dtype)
+        outputs.append(S)
+    o = torch.einsum("thkv,hk->thv", torch.stack(outputs), query)
+    return module.decode(layer.gated_out(o, None)).tolist()
 
 
 def _dfa_data(size: int, rng: random.Random) -> dict[str, Any]:

@@ -209,7 +209,9 @@ def a5_three_certificate(rotations: Sequence[Matrix] | None = None) -> Certifica
     steps = (
         Step("decoders are homomorphisms of the hidden group (lem:finite-tracking-homomorphism)", "tried", decodes > 0),
         Step("A5 is simple, so a normal subgroup of order at most 2 decodes to e", "exact", subgroups == [1, 60]),
-        Step("Q -> det(Q) Q keeps signed-Householder matrices signed-Householder", "exact", sign_forms),
+        Step(
+            "Q -> det(Q) Q keeps signed-Householder matrices signed-Householder: -H_k D = H_k (-D)", "tried", sign_forms
+        ),
         Step(
             "finite rotation groups are cyclic, dihedral, or those of the tetrahedron, cube, icosahedron", "cited", True
         ),
@@ -458,7 +460,9 @@ def _rotation_steps(q: int, order: int) -> list[Step]:
     planar = "so R_1 = A_c^E and R_2 = A_t R_1 A_t^T are 1 or planar rotations of one angle, in each head"
     return [
         Step(reduces, "tried", tried > 0, f"{tried} trackers"),
-        Step(isolates, "exact", exponents_isolate(q, order, top), f"all orders up to {top}"),
+        Step(
+            isolates, "tried", exponents_isolate(q, order, top), f"every order up to {top}; for all: Chinese remainders"
+        ),
         Step(planar, "tried", _one_pair_stays_planar(q), "three matrices"),
     ]
 
@@ -530,7 +534,7 @@ def s5_certificate(t: str = "(12)", exponent: int = 10) -> Certificate:
 def find_obstruction(G: FiniteGroup) -> Obstruction | None:
     """A reason why no layer of CKDA (any heads, any decoder, finite reachability) tracks G, or None.
 
-    First the proof of thm:s5-impossibility over all pairs (c, t); then an argument of docs/theory.md from the same
+    First the proof of thm:s5-impossibility over all pairs (c, t); then an argument of docs/theory_proofs.md (P7) from the same
     hypotheses: a non-abelian Sylow subgroup for an odd prime cannot be tracked (`odd-sylow`).
 
     Example:
@@ -546,7 +550,7 @@ def find_obstruction(G: FiniteGroup) -> Obstruction | None:
     for q in sympy.primefactors(G.order):
         P = sylow(G, q)
         if q > 2 and not G.subgroup(P).group.is_abelian:
-            reason = f"its Sylow {q}-subgroup, of order {len(P)}, is not abelian (docs/theory.md, odd Sylow subgroups)"
+            reason = f"its Sylow {q}-subgroup, of order {len(P)}, is not abelian (docs/theory_proofs.md, P7)"
             return Obstruction("odd-sylow", reason)
     return None
 
