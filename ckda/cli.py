@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import NamedTuple
 
+from ckda import __version__
+
 
 class Verb(NamedTuple):
     """One verb of the command."""
@@ -67,7 +69,11 @@ VERBS: dict[str, Verb | tuple[str, dict[str, Verb]]] = {
     "lm": ("language models: params, prepare, train, ladder, eval, generate", LM),
     "needle": Verb("ckda.lm.needle", "find a needle in a haystack of 1K to 8K tokens (RULER)", "lm"),
     "bench": Verb("ckda.bench.command", "the operator's speed, ours and flash-linear-attention's in one run", "triton"),
-    "theory": Verb("ckda.theory.command", "the paper's claims as programs: list, verify, show, table", "theory"),
+    "theory": Verb(
+        "ckda.theory.command",
+        "the paper's claims as programs, and a compiler to layers: list, verify, show, table, verdict, compile, run",
+        "theory",
+    ),
     "scaling": ("fit scaling laws to the paper's table or to your runs", SCALING),
 }
 
@@ -100,13 +106,32 @@ def _called(argv: Sequence[str]) -> tuple[list[str], Verb | None]:
     return words, None
 
 
+_EPILOG = """\
+first:        ckda demo                       two minutes on a CPU, one page with pictures
+then:         ckda track S3 --recipe quick    ckda track --recipes    ckda VERB --help
+exit status:  0 done, 1 a check failed, 2 wrong use, 3 stopped early (the same command goes on), 130 interrupted
+"""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb and return its exit status; a missing package names the extra that brings it."""
+    """Run one verb and return its exit status: 0 done, 1 a check failed, 2 wrong use, 3 stopped early, 130 interrupted.
+
+    A missing package names the extra that brings it. A message of a verb (SystemExit with a sentence) is wrong use.
+    """
     argv = list(sys.argv[1:] if argv is None else argv)
     words, verb = _called(argv)
-    parser = argparse.ArgumentParser(prog="ckda", description="Complex KDA: operator, layer, experiments, theory.")
+    parser = argparse.ArgumentParser(
+        prog="ckda",
+        description="Complex KDA: operator, layer, experiments, theory.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"ckda {__version__}")
     try:
         _add_verbs(parser, VERBS, [], words)
+        if not argv:
+            parser.print_help()
+            return 0
         args = parser.parse_args(argv)
         return int(import_module(args.verb.module).run_command(args) or 0)
     except ModuleNotFoundError as error:
@@ -117,6 +142,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    except SystemExit as error:
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+            error.code = 2
+        raise
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

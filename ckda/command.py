@@ -25,20 +25,22 @@ __all__ = [
 
 def add_common_arguments(parser: argparse.ArgumentParser, out: str) -> None:
     """The manners every verb shares. `out` is the default folder of its results."""
-    parser.add_argument("--out", default=out, help="folder for JSON, figures and checkpoints (default: %(default)s)")
-    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda", "mps"])
-    parser.add_argument("--seed", type=_seed, default=0)
-    parser.add_argument("--smoke", action="store_true", help="a run of seconds that only shows that everything works")
-    parser.add_argument("--json", action="store_true", help="only the result as JSON on standard output")
+    group = parser.add_argument_group("where and how it runs")
+    group.add_argument("--out", default=out, help="folder for JSON, figures and checkpoints (default: %(default)s)")
+    group.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda", "mps"])
+    group.add_argument("--seed", type=_seed, default=0)
+    group.add_argument("--smoke", action="store_true", help="a run of seconds that only shows that everything works")
+    group.add_argument("--json", action="store_true", help="only the result as JSON on standard output")
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """What experiments with a run store (``ckda.experiments.common``) share besides."""
-    parser.add_argument("--fresh", action="store_true", help="train anew, whatever is in --out")
-    parser.add_argument(
+    group = parser.add_argument_group("finished runs")
+    group.add_argument("--fresh", action="store_true", help="train anew, whatever is in --out")
+    group.add_argument(
         "--collect", nargs="+", metavar="FOLDER", help="train nothing: bring the runs of these --out folders together"
     )
-    parser.add_argument(
+    group.add_argument(
         "--trained-at", metavar="COMMIT", help="with --collect: the commit, where records know none or a copy's"
     )
 
@@ -82,7 +84,7 @@ def make_folder(path: str) -> Path:
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / ".writable").touch()
+        (folder / ".writable").write_bytes(bytes(4096))  # a full disk takes the name and refuses the bytes
         (folder / ".writable").unlink()
     except OSError as error:
         raise SystemExit(f"--out {path}: {error.strerror}") from error

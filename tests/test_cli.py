@@ -1,12 +1,14 @@
 """The command: exit statuses, the table of verbs, and what it says when a package is missing."""
 
 import argparse
+import subprocess
 import sys
 import types
 from collections.abc import Callable
 
 import pytest
 
+import ckda
 from ckda import cli, command
 
 
@@ -19,7 +21,7 @@ def _verb(monkeypatch: pytest.MonkeyPatch, run: Callable[[argparse.Namespace], i
     monkeypatch.setitem(cli.VERBS, "try", cli.Verb("tried", "one line of help"))
 
 
-@pytest.mark.parametrize("argv", [[], ["unknown"], ["--unknown"], ["try", "--unknown"], ["try", "--seed", "x"]])
+@pytest.mark.parametrize("argv", [["unknown"], ["--unknown"], ["try", "--unknown"], ["try", "--seed", "x"]])
 def test_wrong_words_exit_with_two(
     argv: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -28,6 +30,30 @@ def test_wrong_words_exit_with_two(
         cli.main(argv)
     assert stop.value.code == 2
     assert "usage: ckda" in capsys.readouterr().err
+
+
+def test_bare_ckda_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    text = capsys.readouterr().out
+    assert all(verb in text for verb in cli.VERBS)
+    assert "exit status" in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_version_and_module() -> None:
+    said = subprocess.run([sys.executable, "-m", "ckda", "--version"], capture_output=True, text=True, timeout=60)
+    assert (said.returncode, said.stdout) == (0, f"ckda {ckda.__version__}\n")
+
+
+def test_a_sentence_is_wrong_use(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(args: argparse.Namespace) -> int:
+        raise SystemExit("--group X9: there is none")
+
+    _verb(monkeypatch, run)
+    with pytest.raises(SystemExit, match="--group X9") as stop:
+        cli.main(["try"])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == "--group X9: there is none\n"
 
 
 def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,8 @@ ORDER = (
     ("train", "page"),
     ("experiments", "lm", "scaling", "theory", "bench", "compat"),
     ("site",),
-    ("cli", "docs", "results", "__main__"),
+    ("cli", "docs", "results"),
+    ("__main__",),
 )
 #: room -> rooms of the same line that it may use
 ACROSS = {"lm": {"compat"}, "groups": {"record"}}

@@ -1,12 +1,39 @@
-"""What the README shows is true: its code runs, its files exist."""
+"""What the README shows is true: its code runs, its files exist, its numbers are those of the records."""
 
+import json
 import re
 from pathlib import Path
 
+import pytest
 import torch
+
+from ckda.experiments.tracking.figures import PUBLISHED
+from ckda.experiments.tracking.run import TrackRun
+from ckda.layers import MIXERS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+RUNS = ROOT / "results/tracking"
+#: our best recipe of each group, a run of which the first three seeds are taken
+BEST = {
+    "S3": "finish/runs/S3-ckda+closed@5bdad88.seed0-6-7.json",
+    "S4": "finish/runs/S4-ckda+init=orthogonal-quarter+penalty=relations+steps=6k+batch=256+keep=3-of-24+momentum=0.95.json",
+    "A5": "random-keys/runs/A5-ckda+orthogonal.json",
+}
+
+
+def read_run(path):
+    return TrackRun.from_json(json.loads((RUNS / path).read_text()))
+
+
+def best_of_three(run, length=512):
+    return max(run.scores[length][:3])
+
+
+def table(head):
+    """The rows of the README's table whose head begins like this, as lists of cells."""
+    (body,) = re.findall(rf"^\| {re.escape(head)} \|.*\n\|[-|]+\n((?:\|.*\n)+)", README, flags=re.M)
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in body.splitlines()]
 
 
 def test_its_code_runs():
@@ -22,8 +49,101 @@ def test_its_code_runs():
 
 
 def test_its_files_exist():
-    named = set(re.findall(r"\((results/[^)]+)\)|(docs/\w+\.md)|^(ckda/\S+)", README, flags=re.M))
+    named = set(re.findall(r"\((results/[^)]+)\)|\b(docs/\w+\.md)|^(ckda/\S+)|`(\w+\.md)`", README, flags=re.M))
     paths = [path for group in named for path in group if path]
-    assert len(paths) > 8
+    assert len(paths) > 20
     missing = [path for path in paths if not (ROOT / path).exists()]
     assert not missing
+    for room, names in re.findall(r"^(ckda/\S+/|  \w+/) +(.*)$", README, flags=re.M):
+        folder = ROOT / (room if room.startswith("ckda") else f"ckda/experiments/{room.strip()}")
+        for name in re.findall(r"\b\w+\.py\b", names):
+            assert (folder / name).exists(), (room, name)
+
+
+def test_it_is_short():
+    lines = README.splitlines()
+    assert len(lines) <= 120
+    assert max(map(len, lines)) <= 140
+
+
+@pytest.mark.parametrize("row", table("group"), ids=lambda row: row[0])
+def test_accuracies_at_512_are_those_of_the_records(row):
+    group, published, same, best, recipe = row
+    start = "ckda+theory" if group == "A5" else "ckda"
+    assert float(published) == PUBLISHED[group][start][2]
+    record = RUNS / f"paper/runs/{group}-{start}.json"
+    if record.exists():
+        run = read_run(record)
+        assert run.recipe["momentum"] == "cycled"
+        assert float(same) == pytest.approx(best_of_three(run), abs=5e-4)
+    else:
+        assert same == "not recorded"
+    run = read_run(BEST[group])
+    assert float(best) == pytest.approx(best_of_three(run), abs=5e-4)
+    assert set(recipe.strip("`").split("+")) <= set(run.recipe_now.split("+"))
+
+
+def test_three_groups_and_three_shapes_are_compared():
+    assert [row[0] for row in table("group")] == ["S3", "S4", "A5"]
+    assert [row[0] for row in table("sequences x tokens")] == ["16 x 2048", "4 x 8192", "1 x 32768"]
+
+
+def test_what_is_said_below_the_accuracies():
+    text = " ".join(README.split())
+    found = [
+        sum(value >= 0.999 for value in read_run(path).scores[32]) for path in ("paper/runs/S4-ckda.json", BEST["A5"])
+    ]
+    assert f"{found[0]} of 24 seeds find it" in text
+    assert f"{found[1]} of 12 seeds solve" in text
+    constant = [
+        best_of_three(read_run(path))
+        for path in (
+            "paper/runs/S3-ckda+momentum=0.95@b785acd.json",
+            "penalties/runs/A5-ckda+theory+momentum=0.95.json",
+        )
+    ]
+    assert f"constant momentum S3 has {constant[0]:.3f}".replace("0.", ".") + f" and A5 {constant[1]:.3f}" in text
+    assert [len(read_run(BEST[group]).begun_seeds) for group in ("S3", "S4")] == [8, 24]
+    assert "best of eight starts, those of S4 the best of 24" in text
+    assert f"{len(MIXERS)} mixers" in text
+
+
+def _milliseconds(peer, shape, what="forward+backward"):
+    record = json.loads((ROOT / "results/bench/h200.json").read_text())
+    B, T = map(int, shape.split(" x "))
+    (row,) = [
+        row for row in record["rows"] if row["peer"] == peer and row["shape"] == {"B": B, "T": T, "H": 16, "D": 128}
+    ]
+    return row[what]["mean"]
+
+
+@pytest.mark.parametrize("row", table("sequences x tokens"), ids=lambda row: row[0])
+def test_milliseconds_are_those_of_the_record(row):
+    shape, ours, peer, ratio = row
+    measured = _milliseconds("ckda", shape)
+    fastest = min(_milliseconds(name, shape) for name in ("fla kda", "fla kda, intermediates kept"))
+    assert float(ours) == pytest.approx(measured, abs=5.1e-3)
+    assert float(peer) == pytest.approx(fastest, abs=5.1e-3)
+    assert float(ratio) == pytest.approx(fastest / measured, abs=5.1e-3)
+
+
+def test_the_cost_of_signs():
+    (said,) = re.findall(r"signs cost our own kernels at most (\d+)%", README)
+    for shape, *_ in table("sequences x tokens"):
+        for what in ("forward", "forward+backward"):
+            assert _milliseconds("ckda", shape, what) <= (1 + int(said) / 100) * _milliseconds("kda", shape, what)
+
+
+def test_how_often_the_loop_is_kept():
+    run = json.loads((ROOT / "results/audio/seeds/runs/ckda+steady.json").read_text())
+    (kept, seeds, frames) = re.findall(r"--recipe steady .* (\d+) of (\d+) seeds keep it for (\d+) frames", README)[0]
+    snr = run["snr"][frames]
+    assert (sum(value > 40 for value in snr), len(snr)) == (int(kept), int(seeds))
+    assert not [value for value in snr if 20 < value < 40], "what keeps time and what does not are far apart"
+
+
+def test_the_demo_takes_under_three_minutes():
+    assert "under three minutes" in README
+    records = sorted((ROOT / "results/demo").glob("seed*.json"))
+    assert records
+    assert max(json.loads(path.read_text())["seconds"] for path in records) < 180

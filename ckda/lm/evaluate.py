@@ -23,7 +23,17 @@ from ckda.lm.extras import require
 from ckda.lm.prepare import end_token
 from ckda.record import read_json, write_bytes, write_json
 
-__all__ = ["HARNESS", "OFFLINE", "Document", "build_requests", "evaluate", "harness", "loglikelihoods", "read_requests"]
+__all__ = [
+    "HARNESS",
+    "OFFLINE",
+    "Document",
+    "build_requests",
+    "evaluate",
+    "harness",
+    "loglikelihoods",
+    "read_requests",
+    "text_measures",
+]
 
 FORMAT = "ckda-requests-1"
 
@@ -299,6 +309,31 @@ def evaluate(
         measures = score(documents, index["tasks"][task]["kind"], scores)
         results[task] = measures | {"documents": float(len(documents))}
     return results
+
+
+def text_measures(
+    model: Any, tokenizer: Any, text: str, show: Callable[[str, int, int], None] = lambda task, done, total: None
+) -> dict[str, float]:
+    """How well the model predicts a text, in windows as long as it was trained on: loss in nats a token, perplexity, bits a byte.
+
+    Every window begins after the end token, which counts as no token of the text.
+    """
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    if not ids:
+        raise ValueError("the text is empty")
+    start, length = tokenizer.token_to_id(end_token(tokenizer)), model.config.max_position_embeddings
+    pairs = [([start], ids[first : first + length]) for first in range(0, len(ids), length)]
+    done = 0
+
+    def tell(count: int) -> None:
+        nonlocal done
+        done += count
+        show("text", done, len(pairs))
+
+    total = -sum(value for value, _ in loglikelihoods(model, pairs, show=tell))
+    loss = total / len(ids)
+    measures = {"loss": loss, "perplexity": math.exp(min(700.0, loss))}
+    return measures | {"bits_per_byte": total / math.log(2) / len(text.encode()), "tokens": float(len(ids))}
 
 
 def harness(

@@ -1,5 +1,6 @@
 """Models by name or from disk, and their tokenizers."""
 
+import copy
 import os
 import shutil
 from collections.abc import Iterator
@@ -8,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 
 from ckda.lm import checkpoint
 from ckda.lm.parallel import World
-from ckda.lm.prepare import load_tokenizer
+from ckda.lm.prepare import end_token, load_tokenizer
 from ckda.models import ComplexKDAConfig, ComplexKDAForCausalLM, ladder
-from ckda.record import read_json, write_bytes
+from ckda.record import read_json
 
 __all__ = ["TINY", "config_of", "export", "load_model", "text_tokenizer"]
 
@@ -28,6 +31,18 @@ TINY: dict[str, Any] = {
 }
 
 
+#: what a saved configuration says of its file, its tokenizer and its saving, not of the model
+_OF_A_FILE = (
+    "transformers_version",
+    "auto_map",
+    "architectures",
+    "dtype",
+    "eos_token_id",
+    "bos_token_id",
+    "pad_token_id",
+)
+
+
 def config_of(name: str, **changes: Any) -> ComplexKDAConfig:
     """A configuration by name: "SIZE:ARM" of the ladder ("tiny" is one more size), or a JSON file (or its folder).
 
@@ -36,13 +51,13 @@ def config_of(name: str, **changes: Any) -> ComplexKDAConfig:
         (384, ['kda', 'kda', 'kda', 'kda'])
     """
     path = Path(name)
-    if (path / "config.json").is_file():
-        path = path / "config.json"
+    path = next((p for p in (path / "config.json", path / "model" / "config.json") if p.is_file()), path)
+    if (path / "checkpoint.json").is_file():
+        return _configuration(name, checkpoint.read_manifest(path, verify=False)["config"] | changes)
     if path.suffix == ".json":
         if not path.is_file():
             raise ValueError(f"the model {name} is not there")
-        values = {k: v for k, v in read_json(path).items() if k != "transformers_version"}
-        return ComplexKDAConfig(**values | changes)
+        return _configuration(name, read_json(path) | changes)
     size, colon, arm = name.partition(":")
     if not colon:
         raise ValueError(f"the model is {name!r}; it may be SIZE:ARM as 47M:ckda or tiny:kda, or a JSON configuration")
@@ -51,18 +66,36 @@ def config_of(name: str, **changes: Any) -> ComplexKDAConfig:
     return ladder.build(size, arm, **changes)
 
 
-def export(folder: Path, config: ComplexKDAConfig, weights: dict[str, Any], tokenizer: Path) -> Path:
-    """Write a model folder as transformers reads it, with its tokenizer; the folder gets its name when it is whole."""
+def _configuration(name: str, values: dict[str, Any]) -> ComplexKDAConfig:
+    """A configuration from its JSON; what is wrong with it is a ValueError that names the file."""
+    try:
+        return ComplexKDAConfig(**{key: value for key, value in values.items() if key not in _OF_A_FILE})
+    except (TypeError, ValueError, StrictDataclassError) as error:
+        raise ValueError(f"{name}: {error.__cause__ or error}") from error
+
+
+def export(folder: Path, config: ComplexKDAConfig, weights: dict[str, Any], tokenizer: Any = None) -> Path:
+    """Write a model folder as transformers reads it, with its tokenizer; the folder gets its name when it is whole.
+
+    The tokenizer's end token ends generation, starts an empty prompt and pads batches.
+    """
+    from transformers import PreTrainedTokenizerFast
+
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     if config.tie_word_embeddings:
         weights = {name: value for name, value in weights.items() if name != "lm_head.weight"}
+    config = copy.deepcopy(config)
+    if tokenizer is not None:
+        end = end_token(tokenizer)
+        config.eos_token_id = config.bos_token_id = config.pad_token_id = tokenizer.token_to_id(end)
+        marks = {"eos_token": end, "bos_token": end, "pad_token": end, "padding_side": "left"}
+        length = config.max_position_embeddings
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=length, **marks).save_pretrained(temporary)
     with torch.device("meta"):
         shell = ComplexKDAForCausalLM(config)
     with _no_bars():
         shell.save_pretrained(temporary, state_dict=weights)
-    if tokenizer.is_file():
-        write_bytes(temporary / "tokenizer.json", tokenizer.read_bytes())
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(temporary, folder)
     return folder
@@ -92,8 +125,11 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype = torch
     if place is not None:
         from transformers import AutoModelForCausalLM
 
-        with _no_bars():
-            whole: Any = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **changes)
+        try:
+            with _no_bars():
+                whole: Any = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **changes)
+        except (SafetensorError, StrictDataclassError) as error:
+            raise ValueError(f"{place} cannot be read: {error.__cause__ or error}") from error
         return whole.to(device).eval()
     alone = World(0, 1, torch.device("cpu"))
     found: Path | None = path
@@ -102,7 +138,7 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype = torch
     if found is None or not (found / "checkpoint.json").is_file():
         raise ValueError(f"{path} is neither a model folder, nor a training run, nor a checkpoint")
     manifest = checkpoint.read_manifest(found)
-    model = ComplexKDAForCausalLM(ComplexKDAConfig(**manifest["config"] | changes))
+    model = ComplexKDAForCausalLM(_configuration(str(found), manifest["config"] | changes))
     tensors = {f"model/{name}": p.detach() for name, p in model.named_parameters()}
     checkpoint.load(found, tensors, alone, verify=False)
     for name, p in model.named_parameters():

@@ -11,9 +11,11 @@ import hashlib
 import io
 import json
 import lzma
+import math
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -292,17 +294,45 @@ def end_token(tokenizer: Any, wanted: str | None = None) -> str:
     raise ValueError(f"the tokenizer has no token {tried} to close documents with: name one with --end-token")
 
 
-def _tokenizer_for(files: list[str], out: Path, options: Preparation) -> Any:
+def _tokenizer_for(
+    files: list[str], out: Path, options: Preparation, say: Callable[[str], None], stop: Callable[[], bool]
+) -> Any:
     """The tokenizer, also written to out/tokenizer.json."""
     place = out / "tokenizer.json"
     if options.tokenizer.startswith("train:"):
+        size = options.tokenizer.removeprefix("train:")
+        if not size.isdigit():
+            raise ValueError(f"the tokenizer is {options.tokenizer!r}; it may be train:SIZE, as train:32768")
         if not place.is_file():
             texts = _sample(files, options.field)
-            write_text(place, train_tokenizer(texts, int(options.tokenizer.removeprefix("train:"))).to_str())
+            trained = _watched(lambda: train_tokenizer(texts, int(size)), "training the tokenizer", say, stop)
+            write_text(place, trained.to_str())
         return load_tokenizer(str(place))
     tokenizer = load_tokenizer(options.tokenizer)
     write_text(place, tokenizer.to_str())
     return tokenizer
+
+
+def _watched(work: Callable[[], Any], what: str, say: Callable[[str], None], stop: Callable[[], bool]) -> Any:
+    """What `work` returns, from a thread: meanwhile this one says how long it takes and hears Ctrl-C."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except Exception as error:  # it is raised below
+            found.append(error)
+
+    thread, began = threading.Thread(target=run, daemon=True), time.monotonic()
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.1)
+        say(f"{what}, {time.monotonic() - began:.0f} s")
+        if stop():
+            raise KeyboardInterrupt
+    if isinstance(found[0], Exception):
+        raise found[0]
+    return found[0]
 
 
 def _sample(files: list[str], field: str, characters: int = 100_000_000) -> Iterator[str]:
@@ -463,6 +493,24 @@ class _Writer:
         state = {"key": self.key, "splits": self.splits, "counts": self.counts, "broken": self.broken}
         write_json(self.journal, state)
 
+    def hold_out_tail(self, share: float) -> None:
+        """Where one document, or few, all went to one split: the end of the last shard is held out instead."""
+        full = "train" if self.splits["train"] else "held_out"
+        *shards, last = self.splits[full]
+        tokens, ends = np.fromfile(self.out / last["file"], self.dtype), np.fromfile(self.out / last["ends"], "<u8")
+        total = sum(shard["tokens"] for shard in self.splits[full])
+        cut = len(tokens) - min(len(tokens) // 2, math.ceil(share * total))
+        before, after = ends[ends < cut], ends[ends > cut] - cut
+        for shard in [*shards, last]:  # under the name of the split they belong to
+            for key in ("file", "ends"):
+                old, shard[key] = shard[key], shard[key].replace(full, "train")
+                os.replace(self.out / old, self.out / shard[key])
+        self.splits = {"train": shards, "held_out": []}
+        for name, data, places in (("train", tokens[:cut], [*before, cut]), ("held_out", tokens[cut:], after)):
+            self.tokens[name] = [data.tobytes()]
+            self.lengths[name] = np.diff(np.asarray([0, *places], np.int64)).tolist()
+        self.close_shards()
+
 
 def prepare(
     sources: Iterable[str],
@@ -470,16 +518,17 @@ def prepare(
     options: Preparation,
     show: Callable[[dict[str, int], int, float | None], None] = lambda counts, tokens, fraction: None,
     stop: Callable[[], bool] = lambda: False,
+    say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Tokenise the sources into `out` and return its index; an interrupted call goes on where its last shard ended.
 
     `show(counts, tokens, fraction)` is called after every piece, with the part of the sources that was read; where `stop()` is
-    true the open shard is closed and KeyboardInterrupt raised.
+    true the open shard is closed and KeyboardInterrupt raised. `say(text)` hears of what is done before the first piece.
     """
     out, files = Path(out), expand(sources)
     _check_readers(files)
     out.mkdir(parents=True, exist_ok=True)
-    tokenizer = _tokenizer_for(files, out, options)
+    tokenizer = _tokenizer_for(files, out, options, say, stop)
     end = tokenizer.token_to_id(end_token(tokenizer, options.end_token))
     vocab = tokenizer.get_vocab_size(with_added_tokens=True)
     dtype = "uint16" if vocab <= 1 << 16 else "uint32"
@@ -512,6 +561,8 @@ def prepare(
     writer.close_shards()
     if not writer.counts["documents"]:
         raise ValueError(f"there was no document in {', '.join(files[:3])}")
+    if options.held_out and not all(writer.splits.values()):
+        writer.hold_out_tail(options.held_out)
     index = {
         "format": FORMAT,
         "key": key,

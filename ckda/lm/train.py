@@ -10,6 +10,7 @@ import json
 import math
 import queue
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -95,6 +96,11 @@ class Trainer:
         self.micro, self.num_micro = recipe.micro_batches(world.size)
         self.train_data = Sampler(TokenStore(data), recipe.length, recipe.seed, recipe.documents)
         held_out = TokenStore(data, "held_out")
+        if len(held_out) < recipe.length and world.main:
+            print(
+                f"no validation: {data} holds out {len(held_out)} tokens, fewer than one sequence of {recipe.length}",
+                file=sys.stderr,
+            )
         self.eval_data = (
             Sampler(held_out, recipe.length, 0, recipe.documents, shuffle=False)
             if len(held_out) >= recipe.length

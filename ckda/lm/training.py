@@ -13,14 +13,18 @@ from ckda.lm import checkpoint
 from ckda.lm.data import TokenStore
 from ckda.lm.figures import training_figure
 from ckda.lm.log import Row
-from ckda.lm.models import config_of, export
+from ckda.lm.models import config_of, export, load_model
 from ckda.lm.parallel import World, join
+from ckda.lm.prepare import load_tokenizer
 from ckda.lm.recipe import Recipe
 from ckda.lm.train import HOW, Options, Trainer, differing
 from ckda.models import ComplexKDAConfig, ComplexKDAForCausalLM, ladder
 from ckda.record import environment, read_json, write_bytes, write_json
 
 __all__ = ["TrainResult", "Training", "recipe_for", "run"]
+
+#: without another word, one update in so many warms up, and no more than the size's own number
+WARMUP = 20
 
 Show = Callable[[Row], None]
 Say = Callable[[str], None]
@@ -38,6 +42,7 @@ class Training:
     device: str = "auto"
     backend: str = "auto"  #: of the operator
     branch: str | None = None  #: a checkpoint of a trunk to cool down from
+    init_from: str | None = None  #: a trained model whose weights are the start
     fresh: bool = False  #: start anew, whatever is in `out`
     verify: bool = True  #: compare the tokens with their checksums first
 
@@ -117,8 +122,8 @@ def recipe_for(
 
     Example:
         >>> recipe = recipe_for("47M:ckda", tokens=10**9, batch=64)
-        >>> recipe.steps, recipe.batch, recipe.lr, recipe.schedule
-        (3814, 64, 0.002, 'wsd')
+        >>> recipe.steps, recipe.batch, recipe.lr, recipe.warmup, recipe.schedule
+        (3814, 64, 0.002, 191, 'wsd')
     """
     rung = ladder.CONFIGS.get(model.partition(":")[0])
     own: dict[str, Any] = {"dtype": "bf16" if device == "cuda" else "fp32"}
@@ -129,14 +134,24 @@ def recipe_for(
         trunk = checkpoint.read_manifest(Path(branch), verify=False)
         own |= {name: trunk["recipe"][name] for name in ("length", "batch", "lr", "warmup")}
         own |= {"schedule": "wsd", "branch": trunk["step"]}
-    recipe = Recipe(steps=1, **own | {name: value for name, value in changes.items() if value is not None})
+    said = {name: value for name, value in changes.items() if value is not None}
+    warmup = said.pop("warmup", None)
+    recipe = Recipe(steps=1, **own | said)
     if tokens is not None and steps is None:
         steps = max(1, tokens // recipe.tokens_per_step)
     elif steps is None and recipe.branch is not None:
         steps = round(recipe.branch / (1 - recipe.cooldown))  # it leaves its trunk at 1 - cooldown of the budget
     elif steps is None or tokens is not None:
         raise ValueError("give either --tokens or --steps")
-    return replace(recipe, steps=steps)
+    if warmup is None:
+        warmup = recipe.warmup if branch else min(recipe.warmup, -(-steps // WARMUP))
+    elif 0 < warmup < 1:
+        warmup = round(warmup * steps)
+    if warmup >= steps > 1:
+        raise ValueError(
+            f"--warmup {warmup} of {steps} updates never reaches the learning rate; give fewer, or a share as 0.05"
+        )
+    return replace(recipe, steps=steps, warmup=int(warmup))
 
 
 def run(
@@ -160,9 +175,9 @@ def run(
     store = TokenStore(training.data)
     if training.verify and world.main:
         store.verify()
-    trainer = Trainer(
-        lambda: ComplexKDAForCausalLM(config), training.data, training.recipe, out, world, training.options
-    )
+    trainer = Trainer(_builder(config, training, say), training.data, training.recipe, out, world, training.options)
+    if world.main:
+        _check_room(out, trainer)
     tokenizer = store.folder / "tokenizer.json"
     if world.main:
         training.save(out / "training.json")
@@ -176,7 +191,7 @@ def run(
     if not world.main:
         return None
     if outcome.stopped is None:
-        export(out / "model", config, weights, tokenizer)
+        export(out / "model", config, weights, load_tokenizer(str(tokenizer)) if tokenizer.is_file() else None)
     result = TrainResult(
         model=training.model,
         parameters=sum(p.numel() for p in trainer.plain.parameters()),
@@ -216,6 +231,39 @@ def _known(out: Path, recipe: Recipe, config: ComplexKDAConfig) -> TrainResult |
             "or --fresh to replace it"
         )
     return known
+
+
+def _builder(config: ComplexKDAConfig, training: Training, say: Say) -> Callable[[], Any]:
+    """What makes the model: new weights, or those of `init_from`."""
+    if training.init_from is None:
+        if Path(training.model).is_dir():
+            say(f"new weights in the shape of {training.model}; --init-from {training.model} would start from its own")
+        return lambda: ComplexKDAForCausalLM(config)
+    weights = load_model(training.init_from).state_dict()
+    say(f"starting from the weights of {training.init_from}")
+
+    def build() -> Any:
+        model = ComplexKDAForCausalLM(config)
+        own = model.state_dict()
+        odd = [name for name, value in weights.items() if name not in own or own[name].shape != value.shape]
+        if odd or len(own) != len(weights):
+            raise ValueError(
+                f"{training.init_from} is of another model than {training.model}: {', '.join(odd[:3])} differ"
+            )
+        model.load_state_dict(weights)
+        return model
+
+    return build
+
+
+def _check_room(out: Path, trainer: Trainer) -> None:
+    """Weights and both moments, twice while a checkpoint takes another's place, and the model at the end."""
+    need = 28 * sum(p.numel() for p in trainer.plain.parameters())
+    free = shutil.disk_usage(out).free
+    if free < need:
+        raise ValueError(
+            f"{out} has {free / 2**30:.2f} GiB free; checkpoints and the model need {need / 2**30:.2f} GiB"
+        )
 
 
 def _begin(trainer: Trainer, training: Training, say: Say) -> None:

@@ -1,5 +1,7 @@
 """The configuration of the language models: one class for Complex KDA, its relatives, attention and hybrids of them."""
 
+from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -8,6 +10,9 @@ from transformers import PreTrainedConfig
 from ckda.models.mixers import ATTENTION, RECURRENT
 
 __all__ = ["ComplexKDAConfig"]
+
+#: what transformers hands to a configuration besides its fields
+_OF_TRANSFORMERS = ("attn_implementation", "auto_map", "experts_implementation", "tokenizer_class")
 
 
 @strict
@@ -74,8 +79,17 @@ class ComplexKDAConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        for name in kwargs:
+            if name not in _OF_TRANSFORMERS and not name.startswith("_") and not hasattr(type(self), name):
+                near = get_close_matches(name, [f.name for f in fields(self)], 1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise ValueError(f"{name!r} is no setting of a model{hint}")
         self.activate = list(self.activate)
         super().__post_init__(**kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Nothing: a saved model refers to this package and carries no copy of its files."""
 
     def mixers(self) -> list[str]:
         """The mixer of every block."""

@@ -3,6 +3,7 @@
 Importing this module registers the Auto classes. Legend of axes: B batch, T time, d width, V vocabulary, N packed sequences.
 """
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,8 +21,19 @@ from ckda.models.cache import ModelCache
 from ckda.models.config import ComplexKDAConfig
 from ckda.models.loss import linear_cross_entropy, next_token_labels
 from ckda.models.mixers import ATTENTION, build_mixer
+from ckda.record import write_text
 
 __all__ = ["Block", "ComplexKDAForCausalLM", "ComplexKDAModel", "SwiGLU"]
+
+_AUTO_MAP = {
+    "AutoConfig": "modeling_ckda.ComplexKDAConfig",
+    "AutoModel": "modeling_ckda.ComplexKDAModel",
+    "AutoModelForCausalLM": "modeling_ckda.ComplexKDAForCausalLM",
+}
+#: the file modeling_ckda.py beside saved weights
+_REMOTE = """# This model needs the package ckda (pip install 'ckda[lm]'). After `import ckda.models` this file is not read.
+from ckda.models import ComplexKDAConfig, ComplexKDAForCausalLM, ComplexKDAModel  # noqa: F401
+"""
 
 
 class SwiGLU(nn.Module):
@@ -89,6 +101,16 @@ class ComplexKDAPreTrainedModel(PreTrainedModel):
     _keep_in_fp32_modules_strict = {"A_log", "dt_bias"}  # noqa: RUF012
     _supports_sdpa = True
     _is_stateful = True  # a recurrent state cannot be turned back: no assisted generation
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
+        """Nothing: a saved model refers to this package and carries no copy of its files."""
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """As transformers does it, and a short file by which the Auto classes find this package (trust_remote_code=True)."""
+        self.config.auto_map = _AUTO_MAP
+        super().save_pretrained(save_directory, *args, **kwargs)
+        write_text(Path(save_directory) / "modeling_ckda.py", _REMOTE)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

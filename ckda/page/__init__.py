@@ -34,6 +34,12 @@ tr.strong td { font-weight: 650; }
 td audio { display: block; width: 15rem; height: 2.2rem; }
 footer { margin-top: 3rem; color: var(--soft); font-size: .85rem; border-top: 1px solid var(--line); padding-top: .8rem; }
 code { font-size: .92em; }
+@media (max-width: 600px) {
+  main { padding: 1.2rem .8rem 2.5rem; }
+  h1 { font-size: 1.5rem; overflow-wrap: anywhere; }
+  figure svg, figure img { min-width: 34rem; }
+  th, td { white-space: normal; overflow-wrap: anywhere; padding: .3rem .4rem; font-size: .85rem; min-width: 3.2rem; }
+}
 """
 
 

@@ -196,10 +196,11 @@ def check_deterministic(images: Sequence[int], copies: dict[str, Any] = COPIES) 
     "Sharper than the table: n + r <= 3n/2 CKDA factors for a map with r fibres of two states or more",
 )
 def fibre_counts(effort: float = 1.0) -> Evidence:
-    """All maps of up to 5 states and random ones of up to 10, in beta within [0, 3]; then DFAs in blocks of 3n/2."""
+    """All maps of up to 5 states and random ones of up to 30, in beta within [0, 3]; then DFAs in blocks of 3n/2."""
     rng = random.Random(13)
     everything = [f for n in range(1, 6 if effort >= 1 else 4) for f in product(range(n), repeat=n)]
     drawn = [rng.choices(range(n), k=n) for n in range(5, 11) for _ in range(_scaled(30, effort))]
+    drawn += [rng.choices(range(few), k=n) for n in (11, 12, 20, 30) for few in (1, 2, n)]
     for images in [*everything, *drawn]:
         check_fibres(images)
     cases = _scaled(20, effort)
@@ -559,7 +560,7 @@ def float64(effort: float = 1.0) -> Evidence:
 
 @claim("thm:multilayer/float32", "Groups through the operator in float32 follow every prefix")
 def float32(effort: float = 1.0) -> Evidence:
-    """Unit keys, words of 2000 tokens; the clock is what drifts (docs/theory.md has the horizons)."""
+    """Unit keys, words of 2000 tokens; the clock is what drifts (results/theory has the horizons)."""
     length = _scaled(2000, effort)
     machines: list[tuple[str, Machine]] = [(name, GroupWords(group(name))) for name in ("S3", "D4", "A4", "S4")]
     machines += [(f"{name} on points", Permutations.of(group(name))) for name in ("A5", "S5")]

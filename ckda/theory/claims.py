@@ -15,11 +15,14 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Literal
 
+from ckda.theory.labels import LABELS
+
 __all__ = ["CLAIMS", "Claim", "Evidence", "Inconclusive", "Refuted", "claim", "load_claims"]
 
 #: the modules whose import registers claims
 MODULES = (
     "ckda.theory.structure",
+    "ckda.theory.symbolic",
     "ckda.theory.spectra",
     "ckda.theory.groups",
     "ckda.theory.reduction",
@@ -57,6 +60,11 @@ class Claim:
     label: str
     statement: str
     check: Callable[..., Evidence]
+
+    @property
+    def behind(self) -> str:
+        """What stands behind it: arithmetic and coverage, as :mod:`ckda.theory.labels` has them."""
+        return str(LABELS.get(self.label, "not labelled"))
 
 
 CLAIMS: dict[str, Claim] = {}

@@ -1,4 +1,4 @@
-"""`ckda theory list | verify | show | table`: the paper's claims, checked, explained, drawn and tabulated."""
+"""`ckda theory`: the paper's claims checked, explained and tabulated; groups and automata compiled to layers and run."""
 
 import argparse
 import inspect
@@ -12,7 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ckda.command import add_common_arguments
+from ckda.command import add_common_arguments, pick_device, positive
+from ckda.groups import group, read_group
 from ckda.record import environment, read_json, write_json, write_text
 from ckda.theory import tables
 from ckda.theory.claims import CLAIMS, Claim, load_claims
@@ -24,39 +25,166 @@ __all__ = ["add_arguments", "run_command"]
 SMOKE_EFFORT = 0.05
 
 
+ABOUT = {
+    "list": "the claims, one line each",
+    "verify": "check the claims; exit status 1 if one is refuted or broken",
+    "show": "explain a claim or a figure and draw it",
+    "table": "tab:theory-summary and tab:recurrence-spectrum, each cell with the check behind it",
+    "verdict": "whether one layer tracks a group: a tracker, an obstruction, or neither",
+    "compile": "a group, a DFA or a rational WFA as layers that run, with a certificate",
+    "run": "a compiled machine on a word: the answer after every letter",
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The four actions and their options."""
+    """The actions and their options."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    about = {
-        "list": "the claims, one line each",
-        "verify": "check the claims; exit status 1 if one is refuted or broken",
-        "show": "explain a claim or a figure and draw it",
-        "table": "tab:theory-summary and tab:recurrence-spectrum, each cell with the check behind it",
-    }
-    for name, text in about.items():
+    for name, text in ABOUT.items():
         action = actions.add_parser(name, help=text, description=text)
-        add_common_arguments(action, out="runs/theory")
+        if name == "compile":
+            _add_compile_arguments(action)
+        elif name == "run":
+            _add_run_arguments(action)
+        else:
+            add_common_arguments(action, out="runs/theory")
         if name == "verify":
             action.add_argument("names", nargs="*", metavar="NAME", help="labels, or beginnings of labels; none: all")
             action.add_argument("--fresh", action="store_true", help="do not resume an interrupted run")
         if name == "show":
             action.add_argument("name", metavar="NAME", help="label of a claim or of a figure")
+        if name == "verdict":
+            action.add_argument("names", nargs="*", metavar="FILE|NAME", help="groups by name or file")
+            action.add_argument(
+                "--up-to", type=int, metavar="ORDER", help="every group of order up to this, at most 63"
+            )
         if name in ("verify", "table"):
             action.add_argument("--effort", type=float, default=1.0, help="scales the number of cases (default: 1)")
 
 
+def _add_compile_arguments(action: argparse.ArgumentParser) -> None:
+    action.add_argument(
+        "source", metavar="FILE|NAME", help="a JSON file (docs/theory.md), or a group such as A5 or SL(2,3)"
+    )
+    action.add_argument("--out", default="runs/theory/machine", help="folder of the machine (default: %(default)s)")
+    action.add_argument(
+        "--letters", choices=("generators", "all"), default="generators", help="of a group (default: %(default)s)"
+    )
+    action.add_argument(
+        "--most-maps", type=positive, default=5000, help="limit of a DFA's lookup (default: %(default)s)"
+    )
+    action.add_argument("--json", action="store_true", help="only the result as JSON on standard output")
+
+
+def _add_run_arguments(action: argparse.ArgumentParser) -> None:
+    action.add_argument("machine", metavar="FOLDER", help="what `ckda theory compile` wrote")
+    action.add_argument("--word", required=True, help='letters by number, such as "0 2 1", or by name')
+    action.add_argument(
+        "--exact", action="store_true", help="exact arithmetic instead of the operator; weights as fractions"
+    )
+    action.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda", "mps"])
+    action.add_argument("--json", action="store_true", help="only the result as JSON on standard output")
+
+
 def run_command(args: argparse.Namespace) -> int:
     """Run one action; its exit status."""
+    actions = {"list": _list, "verify": _verify, "show": _show, "table": _table}
     try:
+        if args.action in ("compile", "run", "verdict"):
+            return {"compile": _compile, "run": _run, "verdict": _verdict}[args.action](args)
         if args.device not in ("auto", "cpu"):
             raise ValueError(f"--device {args.device}: the claims are checked on the CPU")
         if args.seed:
             raise ValueError(f"--seed {args.seed}: the checks draw the same cases every time; more of them: --effort")
         load_claims()
-        return {"list": _list, "verify": _verify, "show": _show, "table": _table}[args.action](args)
-    except ValueError as error:
+        return actions[args.action](args)
+    except (ValueError, OSError) as error:
         print(f"ckda theory {args.action}: {error}", file=sys.stderr)
         return 2
+
+
+# compile, run, verdict
+
+
+def _compile(args: argparse.Namespace) -> int:
+    """0: a machine was written; 1: none exists, or none is known (the sentence says which)."""
+    from ckda.theory.compiler import Compile, NoRealisation, compile_machine
+
+    try:
+        machine = compile_machine(Compile(args.source, args.letters, most_maps=args.most_maps))
+    except NoRealisation as none:
+        print(json.dumps({"answer": none.kind, "reason": str(none)}) if args.json else f"{none.kind}: {none}")
+        return 1
+    folder = machine.save(args.out)
+    config = machine.config
+    if args.json:
+        shown = ("name", "kind", "theorem", "realisation", "layers", "heads", "beta", "lookup", "letters")
+        print(json.dumps({key: config[key] for key in shown} | {"checked": machine.checked, "folder": str(folder)}))
+        return 0
+    print(f"{config['name']}: {config['realisation']}")
+    lines = {"theorem": config["theorem"], "beta": config["beta"], "lookup": config["lookup"]}
+    lines["letters"] = ", ".join(f"{i} = {name}" for i, name in enumerate(config["letters"][:12]))
+    lines |= {f"checked ({how})": text for how, text in machine.checked.items()}
+    for name, text in lines.items():
+        print(f"  {name}: {text}")
+    print(f"written: {folder} (check it with: python {folder}/checker.py {folder}/certificate.json)")
+    return 0
+
+
+def _run(args: argparse.Namespace) -> int:
+    from ckda.theory.compiler import Run, load, run
+
+    machine = load(args.machine)
+    word = _word(args.word, machine.config["letters"])
+    device = "cpu" if args.exact else pick_device(args.device)
+    answers = run(Run(machine, word, args.exact, device))
+    named = {"group": "element", "dfa": "state, accepted", "wfa": "weight"}[machine.config["kind"]]
+    how = "exact" if args.exact else f"operator, {device}"
+    if args.json:
+        print(json.dumps({"machine": machine.config["name"], "how": how, "word": word, named: answers}))
+        return 0
+    elements = machine.config.get("elements")
+    for letter, answer in zip(word, answers, strict=True):
+        shown = f"{answer} = {elements[answer]}" if elements else answer
+        print(f"{machine.config['letters'][letter]}: {shown}")
+    return 0
+
+
+def _word(text: str, letters: list[str]) -> list[int]:
+    """Letters by number or by name, with spaces between; a word of one-letter names may be written without."""
+    parts = text.split()
+    if len(parts) == 1 and parts[0] not in letters and not parts[0].isdigit() and all(c in letters for c in parts[0]):
+        parts = list(parts[0])
+    unknown = next((part for part in parts if part not in letters and not part.isdigit()), None)
+    if unknown is not None:
+        raise ValueError(f"--word: {unknown!r} is no letter; there are {', '.join(letters[:12])}, or their numbers")
+    return [letters.index(part) if part in letters and not part.isdigit() else int(part) for part in parts]
+
+
+def _verdict(args: argparse.Namespace) -> int:
+    from ckda.theory.compiler import read
+    from ckda.theory.verdicts import small_groups, verdict
+
+    if not args.names and args.up_to is None:
+        raise ValueError("name a group or a file, or give --up-to ORDER")
+    if args.up_to is not None and not 1 <= args.up_to <= 63:
+        raise ValueError(f"--up-to {args.up_to}: the list of groups holds the orders 1 to 63")
+    groups = []
+    for name, data in map(read, args.names):
+        groups.append(group(name) if data is None else read_group(data, name).group)
+    groups += [small.group() for small in small_groups() if small.order <= (args.up_to or 0)]
+    rows, counts = [], dict.fromkeys(("tracked", "impossible", "undecided"), 0)
+    for G in groups:
+        found = verdict(G)
+        counts[found.answer] += 1
+        heads = found.layer.dimensions if found.layer else None
+        rows.append({"group": G.name, "order": G.order, "answer": found.answer, "heads": heads, "reason": found.reason})
+        if not args.json:
+            print(found)
+    result = {"environment": environment(), **counts, "groups": rows}
+    if args.up_to is not None:
+        write_json(Path(args.out) / "verdicts.json", result)
+    print(json.dumps(result) if args.json else ", ".join(f"{n} {answer}" for answer, n in counts.items()))
+    return 0
 
 
 def _effort(args: argparse.Namespace) -> float:
@@ -68,11 +196,12 @@ def _effort(args: argparse.Namespace) -> float:
 
 def _list(args: argparse.Namespace) -> int:
     if args.json:
-        print(json.dumps([{"label": c.label, "statement": c.statement, "check": _where(c)} for c in CLAIMS.values()]))
+        keys = ("label", "statement", "behind")
+        print(json.dumps([{k: getattr(c, k) for k in keys} | {"check": _where(c)} for c in CLAIMS.values()]))
         return 0
     width = max(map(len, CLAIMS))
     for claim in CLAIMS.values():
-        print(f"{claim.label:<{width}}  {claim.statement}")
+        print(f"{claim.label:<{width}}  {claim.statement} [{claim.behind}]")
     return 0
 
 
@@ -149,7 +278,7 @@ def _line(record: Record) -> str:
         return f"{head}\n{record['error']}"
     margin = "" if record["margin"] is None else f", margin {record['margin']:.3g}"
     note = f"; {record['note']}" if record["note"] else ""
-    return f"{head}\n{'':26}{record['kind']}, {record['cases']} cases{margin}{note}"
+    return f"{head}\n{'':26}{record['behind']}; {record['cases']} cases{margin}{note}"
 
 
 # show

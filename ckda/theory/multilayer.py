@@ -340,15 +340,18 @@ class Accumulator:
     def block(self, word: tuple[int, ...]) -> Block:
         """The factors of a finished block, padded to m, and their completions."""
         if word not in self._blocks:
-            factors = self.program(self.matrix(word))
-            if len(factors) > self.clock.m:
-                raise ValueError(f"a block of {self.clock.m} steps cannot apply {len(factors)} factors")
-            factors = factors + [IDENTITY] * (self.clock.m - len(factors))
-            completions: list[list[Sparse]] = [[{i: 1} for i in range(self.start.nrows())]]
-            for factor in reversed(factors):
-                completions.append([factor.pull(row) for row in completions[-1]])
-            self._blocks[word] = Block(factors, completions[::-1])
+            self._blocks[word] = self.block_of(self.program(self.matrix(word)))
         return self._blocks[word]
+
+    def block_of(self, factors: list[Factor]) -> Block:
+        """These factors, padded to m, and their completions."""
+        if len(factors) > self.clock.m:
+            raise ValueError(f"a block of {self.clock.m} steps cannot apply {len(factors)} factors")
+        factors = factors + [IDENTITY] * (self.clock.m - len(factors))
+        completions: list[list[Sparse]] = [[{i: 1} for i in range(self.start.nrows())]]
+        for factor in reversed(factors):
+            completions.append([factor.pull(row) for row in completions[-1]])
+        return Block(factors, completions[::-1])
 
     def factors(self) -> Iterator[Factor]:
         """The factors of all blocks met so far."""

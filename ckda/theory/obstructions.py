@@ -57,6 +57,7 @@ __all__ = [
     "deltaproduct_factors",
     "find_obstruction",
     "icosahedral_axes",
+    "obstructed_letter",
     "s5_certificate",
     "spectral_certificate",
 ]
@@ -208,7 +209,9 @@ def a5_three_certificate(rotations: Sequence[Matrix] | None = None) -> Certifica
     steps = (
         Step("decoders are homomorphisms of the hidden group (lem:finite-tracking-homomorphism)", "tried", decodes > 0),
         Step("A5 is simple, so a normal subgroup of order at most 2 decodes to e", "exact", subgroups == [1, 60]),
-        Step("Q -> det(Q) Q keeps signed-Householder matrices signed-Householder", "exact", sign_forms),
+        Step(
+            "Q -> det(Q) Q keeps signed-Householder matrices signed-Householder: -H_k D = H_k (-D)", "tried", sign_forms
+        ),
         Step(
             "finite rotation groups are cyclic, dihedral, or those of the tetrahedron, cube, icosahedron", "cited", True
         ),
@@ -457,7 +460,9 @@ def _rotation_steps(q: int, order: int) -> list[Step]:
     planar = "so R_1 = A_c^E and R_2 = A_t R_1 A_t^T are 1 or planar rotations of one angle, in each head"
     return [
         Step(reduces, "tried", tried > 0, f"{tried} trackers"),
-        Step(isolates, "exact", exponents_isolate(q, order, top), f"all orders up to {top}"),
+        Step(
+            isolates, "tried", exponents_isolate(q, order, top), f"every order up to {top}; for all: Chinese remainders"
+        ),
         Step(planar, "tried", _one_pair_stays_planar(q), "three matrices"),
     ]
 
@@ -529,7 +534,7 @@ def s5_certificate(t: str = "(12)", exponent: int = 10) -> Certificate:
 def find_obstruction(G: FiniteGroup) -> Obstruction | None:
     """A reason why no layer of CKDA (any heads, any decoder, finite reachability) tracks G, or None.
 
-    First the proof of thm:s5-impossibility over all pairs (c, t); then an argument of docs/theory.md from the same
+    First the proof of thm:s5-impossibility over all pairs (c, t); then an argument of docs/theory_proofs.md (P7) from the same
     hypotheses: a non-abelian Sylow subgroup for an odd prime cannot be tracked (`odd-sylow`).
 
     Example:
@@ -545,7 +550,7 @@ def find_obstruction(G: FiniteGroup) -> Obstruction | None:
     for q in sympy.primefactors(G.order):
         P = sylow(G, q)
         if q > 2 and not G.subgroup(P).group.is_abelian:
-            reason = f"its Sylow {q}-subgroup, of order {len(P)}, is not abelian (docs/theory.md, odd Sylow subgroups)"
+            reason = f"its Sylow {q}-subgroup, of order {len(P)}, is not abelian (docs/theory_proofs.md, P7)"
             return Obstruction("odd-sylow", reason)
     return None
 
@@ -562,6 +567,27 @@ def _spectral_pairs(G: FiniteGroup) -> Iterator[tuple[int, int]]:
                     if G.power(G.commutator(c, G.conjugate(c, t)), m) != G.identity:
                         yield c, t
                         break
+
+
+def obstructed_letter(G: FiniteGroup, letters: Iterable[int]) -> tuple[int, int] | None:
+    """A letter c of odd prime power order and an element t that give the contradiction of thm:s5-impossibility.
+
+    Its proof uses the transition of c alone; t may be any word. So it holds for words over some of the elements too.
+
+    Example:
+        >>> S5 = group("S5")
+        >>> letters = [S5.index(permutation(cycles, 5)) for cycles in ("(12)", "(23)", "(34)", "(45)")]
+        >>> obstructed_letter(S5, letters), obstructed_letter(S5, range(120)) is None
+        (None, False)
+    """
+    for c in letters:
+        primes = sympy.primefactors(G.orders[c])
+        if len(primes) == 1 and primes[0] > 2:
+            m = planar_exponent(primes[0])
+            for t in range(G.order):
+                if G.power(G.commutator(c, G.conjugate(c, t)), m) != G.identity:
+                    return c, t
+    return None
 
 
 def sylow(G: FiniteGroup, q: int) -> frozenset[int]:

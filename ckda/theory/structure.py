@@ -194,7 +194,10 @@ def _split(F: Field, rng: random.Random, n: int) -> tuple[list[Number], Matrix, 
     return d, u * scale, v * (1 / scale)
 
 
-@claim("prop:orthogonal-dplr", "Every orthogonal Diag(d) + u v^T is (I - 2 k k^T) S: key and signs recovered exactly")
+@claim(
+    "prop:orthogonal-dplr",
+    "Key and signs of an orthogonal Diag(d) + u v^T are recovered exactly, on matrices of the theorem's form",
+)
 def orthogonal_dplr(effort: float = 1.0, recover: Recover = signed_householder) -> Evidence:
     """Random exact orthogonal DPR1 matrices, scaled and split in every way their support allows, are recovered."""
     F, rng, cases = field(), random.Random(0), _cases(effort, 2000)

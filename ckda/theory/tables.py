@@ -269,4 +269,6 @@ def _line(label: str, records: Mapping[str, Record]) -> str:
         return "not run"
     if record["status"] != "verified":
         return f"{record['status']}: {record['error'].strip().splitlines()[-1]}"
-    return f"{record['kind']}, {record['cases']} cases, {record['seconds']:.1f} s. {record['note']}"
+    return (
+        f"{record.get('behind', record['kind'])}; {record['cases']} cases, {record['seconds']:.1f} s. {record['note']}"
+    )

@@ -64,7 +64,8 @@ def select(names: Sequence[str], claims: Mapping[str, Claim]) -> list[str]:
 
 def check(claim: Claim, effort: float) -> Record:
     """Run one claim. It never raises: a refutation, a search that fell short and a crash are all recorded."""
-    record: Record = {"label": claim.label, "statement": claim.statement, "status": "verified", "effort": effort}
+    record: Record = {"label": claim.label, "statement": claim.statement, "behind": claim.behind}
+    record |= {"status": "verified", "effort": effort}
     start = time.perf_counter()
     try:
         evidence = claim.check(effort=effort)

@@ -14,9 +14,11 @@ from ckda.train.ensemble import Ensemble
 from ckda.train.program import Program
 from ckda.train.recipe import Recipe
 
-__all__ = ["TimeUp", "deferred_interrupt", "finite", "loss_words", "progress", "train"]
+__all__ = ["TimeUp", "deferred_interrupt", "finite", "loss_words", "progress", "span_words", "train"]
 
 _SAVE_EVERY = 30.0  # seconds between checkpoints
+_ADVISE_AFTER = 4.0  # seconds after which the time left is estimated
+_SHOW_EVERY = 1.0  # seconds between two looks of the display at where a run is
 
 
 class TimeUp(Exception):
@@ -48,6 +50,7 @@ def train(
     look_every: int = 25,
     time_limit: float | None = None,
     look: Callable[[Ensemble], None] | None = None,
+    advise: Callable[[float], None] | None = None,
     words: Callable[[str], str] | None = None,
     title: str = "",
 ) -> None:
@@ -58,6 +61,7 @@ def train(
 
     Args:
         checkpoint: where a run's checkpoint is, by the run's name.
+        advise: told once, after some seconds, about how many seconds are left.
         look: what else is read into `history` then.
         words: what the display says of a run (default: its losses).
     """
@@ -66,7 +70,8 @@ def train(
             _resume(name, ensemble, checkpoint(name))
     words = words or (lambda name: loss_words(runs[name]))
     program = Program(runs.values())
-    began = saved = time.perf_counter()
+    began = clock = saved = shown = time.perf_counter()
+    first: dict[str, int] = {}  # where the clock of the estimate begins: after one update, which may compile
     with deferred_interrupt() as asked, progress(runs, quiet, title) as show:
         while True:
             active = [name for name, ensemble in runs.items() if ensemble.step < ensemble.recipe.steps]
@@ -78,6 +83,17 @@ def train(
             save = asked() or out_of_time or now - saved > _SAVE_EVERY
             if due or save:
                 program.wait()
+            if not first:
+                program.wait()
+                first, clock = {name: one.step for name, one in runs.items()}, time.perf_counter()
+            elif advise is not None and now - clock > _ADVISE_AFTER:
+                program.wait()
+                advise(_seconds_left(runs, first, time.perf_counter() - clock))
+                advise = None
+            if now - shown > _SHOW_EVERY:
+                shown = now
+                for name in active:
+                    show(name, words(name))
             for name in due:
                 _look(runs[name])
                 if look is not None:
@@ -91,6 +107,13 @@ def train(
                 folder = checkpoint(next(iter(runs))).parent
                 print(f"\nstopped; the same command goes on from here (checkpoints in {folder})", file=sys.stderr)
                 raise KeyboardInterrupt if asked() else TimeUp
+
+
+def _seconds_left(runs: Mapping[str, Ensemble], first: Mapping[str, int], seconds: float) -> float:
+    """By the tokens that were trained in so many seconds and those that are left."""
+    done = sum(one.recipe.work(first[name], one.step) * one.recipe.batch for name, one in runs.items())
+    left = sum(one.recipe.work(one.step) * one.recipe.batch for one in runs.values())
+    return seconds * left / max(1, done)
 
 
 def _due(ensemble: Ensemble, look_every: int) -> bool:
@@ -177,22 +200,36 @@ def progress(runs: Mapping[str, _Run], quiet: bool = False, title: str = "") -> 
 
 
 def _lines(runs: Mapping[str, _Run]) -> Callable[[str, str], None]:
+    """A line a run soon after its start, and at every fifth of its updates."""
     began = time.perf_counter()
     first = {name: run.step for name, run in runs.items()}
     said = {name: _mark(run) for name, run in runs.items()}
+    early = dict.fromkeys(runs, False)
 
     def say(name: str, words: str) -> None:
-        run = runs[name]
-        if _mark(run) > said[name]:
-            said[name] = _mark(run)
-            seconds = time.perf_counter() - began
-            left = seconds / max(1, run.step - first[name]) * (run.recipe.steps - run.step)
-            print(
-                f"{name:24s} update {run.step}/{run.recipe.steps}  {words}  {seconds:.0f} s, {left:.0f} s left",
-                file=sys.stderr,
-            )
+        run, seconds = runs[name], time.perf_counter() - began
+        soon = not early[name] and seconds > _ADVISE_AFTER
+        if _mark(run) > said[name] or soon:
+            said[name], early[name] = _mark(run), True
+            done, left = run.recipe.work(first[name], run.step), run.recipe.work(run.step)
+            time_left = span_words(seconds * left / max(1, done))
+            place = f"update {run.step}/{run.recipe.steps}"
+            print(f"{name:24s} {place}  {words}  {seconds:.0f} s, {time_left} left", file=sys.stderr)
 
     return say
+
+
+def span_words(seconds: float) -> str:
+    """A time in words.
+
+    Example:
+        >>> span_words(8), span_words(260), span_words(40_000), span_words(300_000)
+        ('8 s', '4 min', '11 h', '3 days')
+    """
+    for name, size, least in (("days", 86_400, 2.0), ("h", 3600, 2.0), ("min", 60, 2.0)):
+        if seconds >= least * size:
+            return f"{seconds / size:.0f} {name}"
+    return f"{seconds:.0f} s"
 
 
 def _mark(run: _Run) -> int:
@@ -201,27 +238,31 @@ def _mark(run: _Run) -> int:
 
 @contextmanager
 def _bars(runs: Mapping[str, _Run], console: object, title: str) -> Iterator[Callable[[str, str], None]]:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn
 
     width = max(len(name) for name in runs)
     columns = (
         TextColumn("{task.description:<" + str(width) + "}"),
-        BarColumn(bar_width=28),
+        BarColumn(bar_width=16),
         TextColumn("{task.completed:>4.0f}/{task.total:.0f}"),
+        TextColumn("{task.fields[left]:>7} left"),
         TextColumn("length {task.fields[length]:>3}  {task.fields[words]}"),
-        TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as display:  # type: ignore[arg-type]
         if title:
             display.console.print(title)
         bars = {
-            name: display.add_task(name, total=run.recipe.steps, completed=run.step, length="", words="")
+            name: display.add_task(name, total=run.recipe.steps, completed=run.step, left="?", length="", words="")
             for name, run in runs.items()
         }
+        first = {name: (time.perf_counter(), run.step) for name, run in runs.items()}
 
         def show(name: str, words: str) -> None:
             run = runs[name]
+            began, start = first[name]
+            done, left = run.recipe.work(start, run.step), run.recipe.work(run.step)
+            words_left = span_words((time.perf_counter() - began) * left / done) if done else "?"
             length = run.recipe.length(max(0, run.step - 1))
-            display.update(bars[name], completed=run.step, length=length, words=words)
+            display.update(bars[name], completed=run.step, left=words_left, length=length, words=words)
 
         yield show

@@ -119,6 +119,22 @@ class Recipe:
         """
         return cycled_momentum(step, self.steps, self.warmup) if isinstance(self.momentum, str) else self.momentum
 
+    def work(self, first: int, last: int | None = None) -> int:
+        """Tokens of a sequence, summed over the updates from `first` to `last` (None: the end): what the time grows with.
+
+        Example:
+            >>> Recipe(steps=4, curriculum=(4, 8)).work(1)
+            20
+        """
+        last = self.steps if last is None else last
+        if self.switches:
+            return sum(map(self.length, range(first, last)))
+        stages, total = len(self.curriculum), 0
+        for i, length in enumerate(self.curriculum):
+            begin, end = -(-i * self.steps // stages), -(-(i + 1) * self.steps // stages)
+            total += length * max(0, min(last, end) - max(first, begin))
+        return total
+
     def rates(self, step: int) -> tuple[float, float, float, float]:
         """The learning rates of Muon and AdamW, the penalties' factor, and Muon's momentum."""
         factor = self.factor(step)

@@ -211,3 +211,19 @@ def test_the_stored_records_give_their_figures():
     compared = Comparison.load(folder / "compare.json")
     assert compared.as_json() == json.loads((folder / "compare.json").read_text())
     assert len(figures.beside_paper(compared).axes) == 21
+
+
+def test_constant_losses_are_refused_in_one_line(tmp_path, capsys):
+    rows = [f"{n},{d},2.5" for n in (1e8, 2e8, 4e8) for d in (1e9, 2e9, 4e9)]
+    (tmp_path / "runs.csv").write_text("\n".join(["params,tokens,loss", *rows]))
+    assert _scaling("fit", "--data", tmp_path / "runs.csv", "--out", tmp_path / "out") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "a single value of loss, 2.5" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_out_that_cannot_be_written_is_told_before_the_fit(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert _scaling("fit", "--smoke", "--out", tmp_path / "file" / "below") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--out" in line

@@ -1,4 +1,4 @@
-"""The examples in the docstrings run, and docs/theory.md names every claim of appendix D."""
+"""The examples in the docstrings run, and docs/theory_proofs.md names every claim of appendix D."""
 
 import doctest
 from importlib import import_module
@@ -19,7 +19,7 @@ def test_examples_run(name):
 
 
 def test_every_claim_is_on_the_page():
-    page = (Path(__file__).parents[2] / "docs" / "theory.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "theory_proofs.md").read_text()
     labels = [c.label for c in load_claims().values() if c.check.__module__ == "ckda.theory.automata"]
     assert len(labels) == 16
     for label in labels:

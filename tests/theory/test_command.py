@@ -48,7 +48,13 @@ def test_records_of_the_three_outcomes(registry):
 def test_verify_reports_everything_and_exits_1(registry, tmp_path, capsys):
     assert main(["theory", "verify", "--out", str(tmp_path)]) == 1
     shown = capsys.readouterr().out
-    for part in ("verified", "exact, 3 cases, margin 0.5; three cases", "refuted", "k = (1, 1)", "ZeroDivisionError"):
+    for part in (
+        "verified",
+        "not labelled; 3 cases, margin 0.5; three cases",
+        "refuted",
+        "k = (1, 1)",
+        "ZeroDivisionError",
+    ):
         assert part in shown
     result = json.loads((tmp_path / "verify.json").read_text())
     assert (result["verified"], result["refuted"], result["broken"]) == (1, 1, 1)
@@ -117,7 +123,7 @@ def test_select():
 def test_prefixes_work_on_the_real_labels():
     claims = load_claims()
     assert set(select(["thm:" + "multi"], claims)) == {label for label in claims if label.startswith("thm:multilayer")}
-    assert select(["prop:" + "axis"], claims) == ["prop:axis-test"]
+    assert select(["prop:" + "axis"], claims) == ["prop:axis-test", "prop:axis-test/symbolic"]
     assert "prop:orthogonal-dplr/search" in select(["prop:orthogonal-dplr"], claims)
 
 

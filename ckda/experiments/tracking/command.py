@@ -1,11 +1,12 @@
 """``ckda track``: one-layer models read words of group elements and say the product after every letter."""
 
 import argparse
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ckda.command import add_common_arguments, add_run_arguments, make_folder, pick_names, positive
+from ckda.command import add_common_arguments, add_run_arguments, make_folder, pick_device, pick_names, positive
 from ckda.experiments.common.recipes import steps_word
 from ckda.experiments.tracking.recipes import RECIPES
 from ckda.experiments.tracking.report import print_result, write_report
@@ -13,10 +14,12 @@ from ckda.experiments.tracking.run import TrackConfig, collect, run
 from ckda.layers.complex_kda import RANGES
 from ckda.layers.mixers import MIXERS
 from ckda.record import write_json
+from ckda.train.loop import span_words
 
 __all__ = ["add_arguments", "run_command"]
 
 _STOPPED = 3  # exit status at the time limit
+_LONG, _DAY = 600, 86_400  # seconds from which a training says that it is long, and from which it asks
 #: options that change the recipe: they become part of its name, and so of the run's
 _CHANGES: dict[str, Callable[[Any], str]] = {
     "steps": steps_word,
@@ -40,20 +43,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mixer", default="ckda", help=f"one, several with commas, 'ranges' or 'all': {', '.join(MIXERS)}"
     )
-    parser.add_argument(
+    how = parser.add_argument_group("how it is trained: a recipe, and short forms of changes to it")
+    how.add_argument(
         "--recipe", default="paper", help="how it is trained: one or several with commas; --recipes explains them"
     )
-    parser.add_argument("--recipes", action="store_true", help="explain every recipe and change, train nothing")
+    how.add_argument("--recipes", action="store_true", help="explain every recipe and change, train nothing")
     parser.add_argument(
         "--seeds", type=positive, help="how many seeds, from --seed on (default: 3; with --from those of the file)"
     )
-    parser.add_argument("--steps", type=positive, help="updates: short for +steps=N in the recipe's name")
-    parser.add_argument("--batch", type=positive, help="words an update: short for +batch=N")
-    parser.add_argument("--momentum", help="Muon's momentum, a number or 'cycled': short for +momentum=...")
-    parser.add_argument("--lr-muon", help="Muon's peak learning rate: short for +lr-muon=...")
-    parser.add_argument("--lr-adamw", help="AdamW's peak learning rate: short for +lr-adamw=...")
-    parser.add_argument("--from", dest="begin", metavar="RUN", help="begin from the weights in a file runs/NAME.pt")
-    parser.add_argument("--lengths", help="what is tested, with commas (default: 8 ... 512, on a GPU to 65536)")
+    how.add_argument("--steps", type=positive, help="updates: short for +steps=N in the recipe's name")
+    how.add_argument("--batch", type=positive, help="words an update: short for +batch=N")
+    how.add_argument("--momentum", help="Muon's momentum, a number or 'cycled': short for +momentum=...")
+    how.add_argument("--lr-muon", help="Muon's peak learning rate: short for +lr-muon=...")
+    how.add_argument("--lr-adamw", help="AdamW's peak learning rate: short for +lr-adamw=...")
+    how.add_argument("--from", dest="begin", metavar="RUN", help="begin from the weights in a file runs/NAME.pt")
+    test = parser.add_argument_group("what is tested")
+    test.add_argument("--lengths", help="what is tested, with commas (default: 8 ... 512, on a GPU to 65536)")
     parser.add_argument(
         "--words", type=positive, default=256, help="words a test (default: %(default)s; 32 beyond 512)"
     )
@@ -62,6 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--by-token",
         action="store_true",
         help="on a GPU: project every token by itself, not each symbol once (two to three times slower)",
+    )
+    parser.add_argument(
+        "--yes", action="store_true", help="go on even if it takes more than a day and no terminal is there"
     )
     parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="then stop with a checkpoint, status 3")
 
@@ -81,7 +89,7 @@ def run_command(args: argparse.Namespace) -> int:
         else:
             config = _config(args)
             out = make_folder(args.out)
-            result = run(config, quiet=args.json)
+            result = run(config, quiet=args.json, advise=_adviser(config, args.yes))
     except ValueError as error:
         raise SystemExit(f"ckda track: {error}") from error
     write_report(result, out)
@@ -90,6 +98,24 @@ def run_command(args: argparse.Namespace) -> int:
     else:
         print_result(result, out)
     return _STOPPED if result.absent else 0
+
+
+def _adviser(config: TrackConfig, yes: bool) -> Callable[[float], None]:
+    """What to say, or whether to stop, once it is known how long the training takes."""
+    shorter = RECIPES.read("quick").recipe()
+    asked = RECIPES.read(config.recipes[0]).recipe()
+    share = shorter.batch * shorter.work(0) / (asked.batch * asked.work(0))
+
+    def advise(seconds: float) -> None:
+        if config.smoke or seconds < _LONG:
+            return
+        on = "no GPU: " if pick_device(config.device) == "cpu" else ""
+        hint = f"; `--recipe quick` takes about {span_words(seconds * share)}" if share < 0.5 else ""
+        print(f"{on}this takes about {span_words(seconds)} here{hint}", file=sys.stderr)
+        if seconds > _DAY and not yes and not sys.stderr.isatty():
+            raise SystemExit(f"stopped: that is more than a day, and nobody watches. --yes goes on{hint}")
+
+    return advise
 
 
 def _config(args: argparse.Namespace) -> TrackConfig:

@@ -1,5 +1,6 @@
 """What ``ckda track`` leaves beside the records: summary, table, figure, page; and what it prints."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from ckda.experiments.common.show import markdown_table, print_table, source_line
@@ -70,21 +71,27 @@ def _page(result: TrackResult) -> Page:
         "dashed line; beyond it only a state that moves like the group itself stays right.",
     )
     page.section("How far each keeps tracking")
+    groups = list(dict.fromkeys(run.group for run in result.runs.values()))
+    parts = [{name: run for name, run in result.runs.items() if run.group == group} for group in groups]
+    for runs in parts[:-1]:
+        page.figure(svg_of(groups_figure(replace(result, runs=runs))), "")
     page.figure(
-        svg_of(groups_figure(result)),
+        svg_of(groups_figure(replace(result, runs=parts[-1]))),
         "Scaled accuracy over the last quarter of words of each length; 0 is chance. Thick: the best seed, thin: the others; "
         "diamonds: the paper's numbers, best of three seeds.",
     )
     page.table(*table(result))
     page.section("How they were trained")
     page.table(
-        ["run", "what", "parameters", "updates", "seeds", "seconds", "side by side"],
+        ["run", "what", "parameters", "updates", "words", "lengths", "seeds", "seconds", "side by side"],
         [
             [
                 name,
                 one.about,
                 f"{one.parameters:,}",
                 one.recipe["steps"],
+                one.recipe["batch"],
+                " ".join(map(str, one.recipe["curriculum"])),
                 len(one.seeds),
                 one.train_seconds,
                 one.trained_together,

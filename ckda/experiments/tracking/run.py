@@ -10,7 +10,7 @@ the same config again, or one with more runs, trains only what is missing.
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from itertools import product
@@ -192,11 +192,12 @@ def best_seed(scores: dict[int, list[float]]) -> int:
 # All runs ------------------------------------------------------------------------------------------------------------
 
 
-def run(config: TrackConfig, quiet: bool = True) -> TrackResult:
+def run(config: TrackConfig, quiet: bool = True, advise: Callable[[float], None] | None = None) -> TrackResult:
     """Train what is missing and score it; at the time limit what is not finished stands in `absent`.
 
     Args:
         quiet: no progress on standard error.
+        advise: told once, some seconds after the first training has begun, about how many seconds all of them take.
     """
     began = time.perf_counter()
     device = pick_device(config.device)
@@ -215,7 +216,9 @@ def run(config: TrackConfig, quiet: bool = True) -> TrackResult:
         part = missing[first : first + together]
         left = None if config.time_limit is None else config.time_limit - (time.perf_counter() - began)
         try:
-            seconds = _train(part, store, config.fresh, quiet, left)
+            rest = len(missing) / len(part)  # as many such parts, this one included
+            told = None if advise is None or first else lambda seconds, rest=rest: advise(seconds * rest)
+            seconds = _train(part, store, config.fresh, quiet, left, told)
         except TimeUp:
             break
         for job in part:
@@ -341,7 +344,9 @@ def _known(job: _Job, store: Store, lengths: tuple[int, ...], words: int) -> Tra
 _NO_ATTENTION = "attention keeps every token; not tested so far"
 
 
-def _train(part: list[_Job], store: Store, fresh: bool, quiet: bool, left: float | None) -> float:
+def _train(
+    part: list[_Job], store: Store, fresh: bool, quiet: bool, left: float | None, advise: Callable[[float], None] | None
+) -> float:
     """Train these side by side; the seconds that took."""
     ensembles = {job.name: job.ensemble for job in part}
     began = time.perf_counter()
@@ -358,6 +363,7 @@ def _train(part: list[_Job], store: Store, fresh: bool, quiet: bool, left: float
         look_every=max(1, part[0].ensemble.recipe.steps // 200),
         time_limit=left,
         look=_watch,
+        advise=advise,
         words=words,
     )
     return time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""``ckda lm eval``: zero-shot tasks, offline or by lm-eval."""
+"""``ckda lm eval``: perplexity on a text of yours, or zero-shot tasks, offline or by lm-eval."""
 
 import argparse
 import json
@@ -10,7 +10,7 @@ from typing import Any
 
 from ckda.command import add_common_arguments, every, filled, make_folder, one_line, pick_names
 from ckda.lm.commands import ModelChoice, add_model_arguments, choose_model
-from ckda.lm.evaluate import HARNESS, OFFLINE, build_requests, evaluate, harness
+from ckda.lm.evaluate import HARNESS, OFFLINE, build_requests, evaluate, harness, text_measures
 from ckda.lm.figures import tasks_figure
 from ckda.lm.prepare import load_tokenizer
 from ckda.lm.tiny import tiny_requests
@@ -23,6 +23,7 @@ __all__ = ["Evaluation", "Scores", "add_arguments", "run", "run_command"]
 class Evaluation:
     """Which tasks, and who asks them."""
 
+    text: str | None = None  #: a text file to predict, instead of tasks
     requests: str | None = None  #: a folder of tokenised requests; None: lm-eval
     tasks: tuple[str, ...] | None = None  #: None: all there are
     limit: int = 0  #: documents a task; 0: all
@@ -46,7 +47,10 @@ def run(
 ) -> Scores:
     """The tasks' measures; `show(task, done, total)` counts requests."""
     began, model = time.perf_counter(), choice.load()
-    if wanted.requests is not None:
+    if wanted.text is not None:
+        text = Path(wanted.text).read_text(errors="replace")
+        by, results = "text", {Path(wanted.text).name: text_measures(model, choice.load_tokenizer(), text, show)}
+    elif wanted.requests is not None:
         by, results = "offline requests", evaluate(model, wanted.requests, wanted.tasks, wanted.limit, show=show)
     else:
         names = wanted.tasks or tuple(HARNESS)
@@ -60,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_common_arguments(parser, "runs/lm/eval")
     add_model_arguments(parser)
     add = parser.add_argument
+    add("--text", metavar="FILE", help="perplexity on this text")
     add("--requests", help="offline: a folder of requests (see --build)")
     add("--tasks", help=f"with commas; offline: {', '.join(OFFLINE)}; by lm-eval: {', '.join(HARNESS)}")
     add("--limit", type=int, default=0, help="documents a task (default: all)")
@@ -74,7 +79,7 @@ def run_command(args: argparse.Namespace) -> int:
         return _build(args)
     out = make_folder(args.out)
     choice = choose_model(args, out)
-    requests = str(tiny_requests(out / "requests")) if args.smoke else args.requests
+    requests = str(tiny_requests(out / "requests")) if args.smoke and not args.text else args.requests
     tasks = tuple(args.tasks.split(",")) if args.tasks else None
     scores = run(choice, filled(Evaluation, args, tasks=tasks, requests=requests), counter(args.json))
     result = {"what": "ckda lm eval"} | asdict(scores)

@@ -56,7 +56,7 @@ def run_command(args: argparse.Namespace) -> int:
     if not sources:
         raise ValueError("name the files, folders or hf:NAME datasets to read")
     with deferred_interrupt() as asked:
-        index = prepare(sources, out, options, counter(args.json), asked)
+        index = prepare(sources, out, options, counter(args.json), asked, every(2, args.json))
     if args.json:
         print(json.dumps({"out": str(out)} | {name: index[name] for name in ("tokens", "counts", "seconds")}))
     else:
@@ -97,6 +97,8 @@ def _tell(index: dict[str, Any], out: Path) -> None:
     tokens, counts = index["tokens"], index["counts"]
     documents = f"{counts['documents']:,} documents"
     print(f"{tokens['train']:,} tokens to train on, {tokens['held_out']:,} held out, from {documents}")
+    if not tokens["held_out"]:
+        print("nothing is held out: training will have no validation")
     if counts["broken"]:
         print(f"{counts['broken']:,} broken records skipped: {out / 'broken.jsonl'}")
     print(f"in {out}, {index['seconds']:.0f} s")

@@ -28,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_common_arguments(parser, "runs/lm/train")
     add = parser.add_argument_group("what is trained").add_argument
     add("--data", help="folder that ckda lm prepare wrote")
-    add("--model", default="47M:ckda", help="SIZE:ARM of the ladder, or a JSON configuration (default: %(default)s)")
+    add("--model", help="SIZE:ARM of the ladder (tiny:ARM is a toy), or a JSON configuration (default: 47M:ckda)")
+    add("--init-from", metavar="MODEL", help="start from the weights of a model, a run or a checkpoint (fine-tuning)")
     add("--tokens", type=count, help="to train on; or give --steps")
     add("--steps", type=count, help="updates")
     add("--branch", metavar="CHECKPOINT", help="cool down from a checkpoint of a --schedule constant run")
@@ -37,7 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--length", type=count, help="tokens a sequence")
     add("--batch", type=count, help="sequences an update, over all devices")
     add("--lr", type=float, help="peak learning rate")
-    add("--warmup", type=int, help="updates of warm-up")
+    add(
+        "--warmup",
+        type=float,
+        help="updates of warm-up, or below 1 their share (default: 0.05, at most the size's own)",
+    )
     add("--schedule", choices=["wsd", "cosine", "constant"])
     add("--cooldown", type=float, help="share of the updates that cool down (wsd; default: 0.2)")
     add("--floor", type=float, help="where the cosine ends, as a share of the peak (default: 0.1)")
@@ -75,6 +80,7 @@ def config(args: argparse.Namespace, device: str) -> Training:
         return replace(Training.load(args.config), out=args.out)
     if args.data is None:
         raise ValueError("name the folder of tokens with --data (ckda lm prepare makes it)")
+    args.model = args.model or args.init_from or "47M:ckda"
     said = {name: getattr(args, name) for name in RECIPE}
     recipe = recipe_for(args.model, device, tokens=args.tokens, steps=args.steps, branch=args.branch, **said)
     return filled(Training, args, recipe=recipe, options=filled(Options, args))
@@ -87,7 +93,7 @@ def smoke(args: argparse.Namespace, world: World) -> Training:
         make_folder(args.out)
         tiny_tokens(Path(data))
     world.wait()
-    tiny = tiny_training(data, args.out, args.model.partition(":")[2] or "ckda", args.seed)
+    tiny = tiny_training(data, args.out, (args.model or "").partition(":")[2] or "ckda", args.seed)
     return replace(tiny, options=filled(Options, args), backend=args.backend, fresh=args.fresh)
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ckda.command import filled, one_line
+from ckda.command import filled, make_folder, one_line
 from ckda.record import environment, read_json, write_json
 
 from .. import figures, report
@@ -154,6 +154,7 @@ def run_command(args: argparse.Namespace) -> int:
     config: Config = filled(Config, args, effort=effort_of(args))
     if args.smoke:
         config = replace(config, coverage=min(config.coverage, 3), replicates=20)
+    make_folder(args.out)
     table, replicates = paper_table(), config.effort.bootstrap
     total = sum(ticks(table, settings, replicates) for settings, _, _ in TREATMENTS.values())
     with progress("compare", total + len(table.arms) + config.coverage) as tick:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckda.command import filled, one_line
+from ckda.command import filled, make_folder, one_line
 from ckda.record import environment, write_json
 
 from .. import figures, report
@@ -124,6 +124,7 @@ def run_command(args: argparse.Namespace) -> int:
     table = config.table()
     settings = config.settings(table)
     table.arm(config.baseline or table.arms[0]), split(table, settings)  # what is wrong fails before the fit
+    make_folder(args.out)
     with progress("fit", ticks(table, settings, config.effort.bootstrap)) as tick:
         result = run(config, tick)
     out, record = Path(args.out), result.as_json()

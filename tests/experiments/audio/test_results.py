@@ -1,6 +1,7 @@
 """Runs brought together (`ckda audio --collect`), and what the repository keeps of them."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -125,3 +126,29 @@ def test_the_kept_model_keeps_time_by_its_complex_modes(tmp_path, capsys):
     assert seen["ablation"]["ratio"] > 10_000
     assert seen["half_a_loop_older"]["pairs"]["half_a_loop_away"] > 0.99
     assert seen["half_a_loop_older"]["real"]["right"] > 0.99
+
+
+def test_every_row_of_the_readme_is_that_of_its_record():
+    """The tables of results/audio/README.md: one seed a row, dB at four lengths."""
+    row = r"^\| \[`[^`]+`\]\(([^)]+\.json)\) \| (\d+) \| (.*) \|$"
+    rows = re.findall(row, (KEPT / "README.md").read_text(), flags=re.M)
+    records = {path: json.loads((KEPT / path).read_text()) for path, *_ in rows}
+    assert set(records) == {str(path.relative_to(KEPT)) for path in KEPT.glob("*/runs/*.json")}
+    assert len(rows) == sum(len(record["seeds"]) for record in records.values())
+    for path, seed, cells in rows:
+        place = records[path]["seeds"].index(int(seed))
+        for length, cell in zip(("40", "136", "264", "2048"), cells.split(" | "), strict=True):
+            assert float(cell) == pytest.approx(records[path]["snr"][length][place], abs=0.051), (path, seed, length)
+
+
+def test_what_the_guide_says_in_short():
+    plain, steady = (
+        json.loads((KEPT / path).read_text())["snr"]
+        for path in ("continuation/runs/ckda.json", "seeds/runs/ckda+steady.json")
+    )
+    text = " ".join((KEPT.parents[1] / "docs/audio.md").read_text().split())
+    assert f"({plain['264'][0]:.1f} dB at 264 for 38.1)" in text
+    kept = [value for value in steady["2048"] if value > 40]
+    assert (
+        f"{len(kept)} of {len(steady['2048'])} seeds keep time to 2048 frames, the best with {max(kept):.1f} dB" in text
+    )

@@ -7,12 +7,15 @@ import pytest
 import torch
 
 from ckda.cli import main
+from ckda.experiments.tracking.command import _adviser
+from ckda.experiments.tracking.run import TrackConfig, run
 from ckda.layers import MIXERS
 from ckda.train import Ensemble
 
 SMOKE = ["track", "--smoke", "--device", "cpu"]
 
 
+@pytest.mark.slow
 def test_smoke_run_leaves_everything_and_is_read_back(tmp_path, capsys):
     command = [*SMOKE, "S3", "parity", "--mixer", "ckda,gdn2", "--seeds", "2", "--out", str(tmp_path)]
     assert main([*command, "--json"]) == 0
@@ -37,6 +40,7 @@ def test_smoke_run_leaves_everything_and_is_read_back(tmp_path, capsys):
     assert "S3 ckda" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixer", ["all"])
 def test_every_mixer_trains(tmp_path, mixer, capsys):
     assert main([*SMOKE, "Z2", "--mixer", mixer, "--seeds", "1", "--out", str(tmp_path), "--json"]) == 0
@@ -45,6 +49,7 @@ def test_every_mixer_trains(tmp_path, mixer, capsys):
     assert all(run["scores"]["32"][0] is not None for run in runs.values())
 
 
+@pytest.mark.slow
 def test_every_recipe_runs(tmp_path, capsys):
     plain = ["S3", "--recipe", "paper,closure,homomorphism,silu+short+culled,generators,half,silu-keys"]
     assert main([*SMOKE, *plain, "--seeds", "1", "--out", str(tmp_path), "--json"]) == 0
@@ -81,6 +86,7 @@ def test_settings_are_part_of_the_name(tmp_path, capsys):
     }
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_weights(tmp_path, capsys):
     first = [*SMOKE, "S3", "--recipe", "relations", "--seeds", "2", "--out", str(tmp_path / "first"), "--json"]
     assert main(first) == 0
@@ -224,3 +230,25 @@ def test_recipes_are_explained(capsys):
 def test_mistakes_get_a_clear_message(tmp_path, options, says):
     with pytest.raises(SystemExit, match=says):
         main([*SMOKE, "--out", str(tmp_path), *options])
+
+
+def test_a_long_training_says_so_and_stops_unwatched(monkeypatch, capsys):
+    """Half a day goes on with a word; more than a day without a terminal stops with status 2, unless --yes."""
+    config = TrackConfig(device="cpu")
+    _adviser(config, yes=False)(300)
+    assert capsys.readouterr().err == ""
+    _adviser(config, yes=False)(43_200)
+    said = capsys.readouterr().err
+    assert "no GPU: this takes about 12 h here" in said
+    assert "`--recipe quick` takes about" in said
+    with pytest.raises(SystemExit, match="--yes goes on"):
+        _adviser(config, yes=False)(300_000)
+    _adviser(config, yes=True)(300_000)
+
+
+def test_the_time_left_is_known_early(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("ckda.train.loop._ADVISE_AFTER", 0.0)
+    told = []
+    run(TrackConfig(groups=("Z2",), smoke=True, device="cpu", out=tmp_path, num_seeds=1), advise=told.append)
+    assert len(told) == 1
+    assert 0 < told[0] < 600

@@ -11,7 +11,7 @@ import torch
 from ckda.cli import main
 from ckda.experiments.tracking.figures import PUBLISHED, groups_figure, mechanism_figure, quaternions_figure
 from ckda.experiments.tracking.lottery import lottery
-from ckda.experiments.tracking.run import collect, load_replica, title
+from ckda.experiments.tracking.run import TrackRun, collect, load_replica, title
 
 ROOT = Path(__file__).parents[3]
 KEPT = ROOT / "results/tracking"
@@ -60,18 +60,27 @@ def test_records_are_named_by_what_they_hold(question):
         assert name.partition("@")[0] == run_name(run)
 
 
-def test_docs_quote_the_kept_scores(kept):
-    """The rows of the table in docs/tracking.md, to the digits they give."""
-    text = (ROOT / "docs/tracking.md").read_text()
-    named = {run.recipe_name: name for name, run in kept.items() if name.endswith(("@30fcceb", "@a28d1d5"))}
-    for recipe in ("fast", "closure", "closure-strong", "closure-alone", "defect"):
-        row = re.search(rf"^\| S3,.*`{recipe}` \| \d+ \| (.*)$", text, flags=re.M)
-        assert row, recipe
-        for length, cell in zip((32, 128, 512, 4096, 65_536), row[1].split(" | "), strict=False):
-            said = cell.split(", ")
-            for word, value in zip(said, kept[named[recipe]].scores[length], strict=True):
-                digits = len(word.partition(".")[2]) or 3
-                assert float(word) == pytest.approx(value, abs=0.501 * 10**-digits), (recipe, length)
+ROW = r"^\| (\w+) \| \[`[^`]+`\]\(([^)]+\.json)\) \| (.*) \|$"
+
+
+def test_every_row_of_the_readme_is_that_of_its_record():
+    """The tables of results/tracking/README.md: updates, seeds, seeds right at 32, the best seed by length, the lowest ones."""
+    rows = re.findall(ROW, (KEPT / "README.md").read_text(), flags=re.M)
+    said = {path for _, path, _ in rows}
+    assert said == {str(path.relative_to(KEPT)) for path in KEPT.glob("*/runs/*.json")}
+    for group, path, cells in rows:
+        run = TrackRun.from_json(json.loads((KEPT / path).read_text()))
+        score = [run.at(n) if n in run.scores else None for n in (32, 128, 512, 4096, 65_536)]
+        many = len(run.seeds) > 1
+        lowest = [min(run.scores[n]) if many and n in run.scores else None for n in (512, 4096)]
+        found = sum(value >= 0.999 for value in run.scores[32])
+        expected = [run.recipe["steps"], len(run.seeds), found, *score, *lowest]
+        values = [float(cell) if cell.strip() else None for cell in cells.split(" | ")]
+        assert group == run.group
+        assert len(values) == len(expected), path
+        for value, wanted in zip(values, expected, strict=True):
+            assert (value is None) == (wanted is None), path
+            assert value is None or value == pytest.approx(wanted, abs=5.01e-4), path
 
 
 def test_two_recipes_are_right_at_4096_on_every_seed_and_none_at_65536(kept):
@@ -167,10 +176,18 @@ def test_s4_with_cycled_momentum():
         assert cycled["first_three"][way] == pytest.approx([1, 0.999, 0.510], abs=5e-4)
         assert cycled["reaches_published"][way] == pytest.approx(0.44, abs=5e-3)
         assert constant["reaches_published"][way] == 0
-    text = (ROOT / "docs/tracking.md").read_text()
-    for one in (cycled, constant):
-        said = " to ".join(f"{p:.2f}"[1:] for p in one["found"]["interval"])
-        assert f"{one['found']['count'] / one['found']['of']:.2f}"[1:] + ", " + said in text
+    text = (KEPT / "README.md").read_text()
+    both = [one["found"] for one in (cycled, constant)]
+    for head, cells in {
+        "seeds": [str(one["of"]) for one in both],
+        "seeds that find it": [str(one["count"]) for one in both],
+        "which": [", ".join(map(str, one["seeds"])) for one in both],
+        "their share": [f"{one['count'] / one['of']:.2f}"[1:] for one in both],
+        "its 95% interval (Clopper and Pearson)": [
+            " to ".join(f"{p:.2f}"[1:] for p in one["interval"]) for one in both
+        ],
+    }.items():
+        assert f"| {head} | {' | '.join(cells)} |" in text
 
 
 @pytest.mark.parametrize("seed", [1, 4, 6, 9, 17, 18])

@@ -1,0 +1,581 @@
+"""From a machine to layers: a group, a DFA or a rational WFA goes in, a runnable module with a certificate comes out.
+
+Example:
+    >>> machine = compile_machine(Compile("S3"))
+    >>> machine.config["theorem"], machine.config["dimensions"], machine.answers([0, 1, 1])
+    ('prop:planar-groups', [2], [3, 5, 3])
+"""
+
+import json
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import flint
+import torch
+from torch import Tensor, nn
+
+from ckda.groups import FiniteGroup, Given, cycle_notation, group, read_group
+from ckda.record import write_json, write_text
+from ckda.theory import certificates, checker
+from ckda.theory import factor_programs as programs
+from ckda.theory.automata import check_machine, check_program
+from ckda.theory.claims import Refuted
+from ckda.theory.layers import Layer, best_query, check_layer, readouts, separation
+from ckda.theory.machines import DFA, WFA, map_matrix, regex_to_dfa
+from ckda.theory.modules import AutomatonMachine, GroupMachine, WeightedMachine, build, group_tensors
+from ckda.theory.multilayer import Clock, by_map, simulate
+from ckda.theory.obstructions import find_obstruction, obstructed_letter
+from ckda.theory.verdicts import describe, find_layer
+
+__all__ = ["Compile", "Machine", "NoRealisation", "Run", "compile_machine", "load", "run"]
+
+#: a lookup of more maps than this is refused
+MOST_MAPS = 5000
+FEW_LETTERS = 24  #: with more letters the stand-alone checker, in plain Python, is not run while compiling
+LOGIT = 200.0  #: tanh and sigmoid of it are one, in every format
+
+
+class NoRealisation(Exception):
+    """No machine comes out: it is impossible, and why, or none is known. `kind`: "impossible" or "unknown"."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+
+
+@dataclass(frozen=True)
+class Compile:
+    """What to compile: a group's name, a file, or the data such a file holds."""
+
+    source: str | Path | dict[str, Any]
+    letters: str = "generators"  #: of a group: "generators" or "all"
+    words: int = 2  #: random words of the self-check through the operator
+    length: int = 1000  #: letters of each
+    most_maps: int = MOST_MAPS
+
+
+@dataclass(frozen=True)
+class Run:
+    """What to run: a machine (or its folder) on one word."""
+
+    machine: "Machine | str | Path"
+    word: Sequence[int]
+    exact: bool = False
+    device: str = "cpu"
+    dtype: torch.dtype | None = None  #: None: float32 for groups, float64 for automata
+    backend: str | None = None  #: of the operator
+
+
+@dataclass(frozen=True, eq=False)
+class Machine:
+    """A compiled machine: its config, its tensors, its certificate."""
+
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+    certificate: dict[str, Any]
+    checked: dict[str, Any] = field(default_factory=dict)  #: what the self-check has seen
+
+    def module(self, dtype: torch.dtype | None = None, backend: str | None = None) -> nn.Module:
+        """The torch module, in float32 for groups and float64 for automata unless told otherwise."""
+        default = torch.float32 if self.config["kind"] == "group" else torch.float64
+        return build(self.config, self.tensors, backend).to(dtype or default)
+
+    def answers(self, word: Sequence[int]) -> list[Any]:
+        """The answer after every letter, through the operator."""
+        return run(Run(self, word))
+
+    def save(self, folder: str | Path) -> Path:
+        """machine.json, weights.safetensors, certificate.json and the checker, each written whole."""
+        from safetensors.torch import save
+
+        from ckda.record import write_bytes
+
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_bytes(folder / "weights.safetensors", save({k: v.contiguous() for k, v in self.tensors.items()}))
+        write_text(
+            folder / "certificate.json", json.dumps(self.certificate, sort_keys=True, separators=(",", ":")) + "\n"
+        )
+        write_text(folder / "checker.py", (files("ckda.theory") / "checker.py").read_text())
+        write_json(folder / "machine.json", {**self.config, "checked": self.checked})
+        return folder
+
+
+def load(folder: str | Path) -> Machine:
+    """The machine of a folder."""
+    from safetensors.torch import load_file
+
+    folder = Path(folder)
+    for name in ("machine.json", "weights.safetensors", "certificate.json"):
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder} holds no {name}: it is no machine of `ckda theory compile`")
+    config = json.loads((folder / "machine.json").read_text())
+    certificate = json.loads((folder / "certificate.json").read_text())
+    return Machine(config, load_file(folder / "weights.safetensors"), certificate, config.pop("checked", {}))
+
+
+# what was given
+
+
+def read(source: str | Path | dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
+    """A name and the data of a file; data None: a group of that name."""
+    if isinstance(source, dict):
+        return str(source.get("name", "machine")), source
+    path = Path(source)
+    if path.suffix == ".json" or path.exists():
+        if not path.is_file():
+            raise ValueError(f"{source}: there is no such file")
+        try:
+            data = json.loads(path.read_text())
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{source} is no JSON: {error}") from error
+        if not isinstance(data, dict):
+            raise ValueError(f"{source} holds a {type(data).__name__}; a machine is an object with names")
+        return str(data.get("name", path.stem)), data
+    return str(source), None
+
+
+def kind_of(data: dict[str, Any]) -> str:
+    """ "group", "dfa" or "wfa" by the keys of a file.
+
+    Example:
+        >>> kind_of({"regex": "a*"}), kind_of({"table": [[0]]})
+        ('dfa', 'group')
+    """
+    if "delta" in data or "regex" in data:
+        return "dfa"
+    if "initial" in data or "final" in data:
+        return "wfa"
+    if any(key in data for key in ("generators", "table", "matrices")):
+        return "group"
+    raise ValueError(
+        "the file is neither a group (generators, table, or matrices with modulo), nor a DFA (delta or regex), nor a WFA "
+        "(initial, final, matrices)"
+    )
+
+
+def compile_machine(config: Compile) -> Machine:
+    """The smallest realisation we know, checked exactly and through the operator; :class:`NoRealisation` if there is none."""
+    name, data = read(config.source)
+    kind = "group" if data is None else kind_of(data)
+    if kind == "group":
+        given = _named(name) if data is None else read_group(data, name)
+        return _compile_group(config, given, data.get("modulo") if data and "matrices" in data else None)
+    assert data is not None
+    if kind == "dfa":
+        return _compile_dfa(config, name, read_dfa(data))
+    wfa, alphabet = read_wfa(data)
+    return _compile_wfa(config, name, wfa, alphabet)
+
+
+def _named(name: str) -> Given:
+    G = group(name)
+    return Given(G, G.generators)
+
+
+def read_dfa(data: dict[str, Any]) -> DFA:
+    """A DFA from {"alphabet", "start", "accept", "delta"} or {"regex", "alphabet" if not all letters of the pattern}.
+
+    Example:
+        >>> read_dfa({"regex": "(ab)*"}).size
+        3
+    """
+    if "regex" in data:
+        pattern = data["regex"]
+        letters = data.get("alphabet") or sorted(set(re.findall(r"\w", re.sub(r"\{[^}]*\}|\\.", "", str(pattern)))))
+        if not isinstance(pattern, str) or not letters or not all(isinstance(a, str) and len(a) == 1 for a in letters):
+            raise ValueError(f"regex {pattern!r} with the alphabet {letters}: a pattern over single letters is needed")
+        return regex_to_dfa(pattern, "".join(letters))
+    delta, alphabet = data["delta"], data.get("alphabet")
+    if not isinstance(alphabet, list) or not alphabet:
+        raise ValueError("a DFA needs its alphabet, a list of names")
+    n = len(delta) if isinstance(delta, list) else 0
+    for q, row in enumerate(delta if n else []):
+        if not isinstance(row, list) or len(row) != len(alphabet) or not all(x in range(n) for x in row):
+            raise ValueError(
+                f"delta[{q}] is {row}; it must hold one state 0 ... {n - 1} for each of {len(alphabet)} letters"
+            )
+    start, accept = data.get("start", 0), data.get("accept", [])
+    if not n or start not in range(n) or not all(q in range(n) for q in accept):
+        raise ValueError(f"start {start} and accept {accept} must be states 0 ... {n - 1}")
+    return DFA(tuple(map(tuple, delta)), start, frozenset(accept), tuple(map(str, alphabet)))
+
+
+def read_wfa(data: dict[str, Any]) -> tuple[WFA, list[str]]:
+    """A WFA from {"alphabet", "initial", "final", "matrices": {"a": [["1/2", ...], ...]}}, with its letters."""
+    try:
+        alphabet = [str(a) for a in data.get("alphabet") or data["matrices"]]
+        initial, final = (tuple(_fraction(x) for x in data[key]) for key in ("initial", "final"))
+        rows = [[[_fraction(x) for x in row] for row in data["matrices"][a]] for a in alphabet]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"a WFA needs alphabet, initial, final and a matrix for every letter ({error})") from error
+    n = len(initial)
+    if len(final) != n or any(len(M) != n or any(len(row) != n for row in M) for M in rows):
+        raise ValueError(f"initial has {n} entries; final must have as many, and every matrix be {n} x {n}")
+    return WFA([flint.fmpq_mat(n, n, [x for row in M for x in row]) for M in rows], initial, final), alphabet
+
+
+def _fraction(text: Any) -> flint.fmpq:
+    if isinstance(text, bool) or not isinstance(text, (int, str)):
+        raise ValueError(f"{text!r}: weights are whole numbers or fractions such as 1/2")
+    match = re.fullmatch(r"\s*(-?\d+)\s*(?:/\s*(\d+))?\s*", str(text))
+    if not match or (match[2] and not int(match[2])):
+        raise ValueError(f"{text!r} is no fraction such as 1/2")
+    return flint.fmpq(int(match[1]), int(match[2] or 1))
+
+
+# groups
+
+
+def _compile_group(config: Compile, given: Given, modulo: int | None) -> Machine:
+    G = given.group
+    if config.letters not in ("generators", "all"):
+        raise ValueError(f"letters is {config.letters!r}; it must be 'generators' or 'all'")
+    letters = given.letters if config.letters == "generators" else list(range(G.order))
+    layer = _layer_for(G, letters)
+    try:
+        layer = _without_idle_heads(layer) if len(letters) < G.order else layer
+        decoded = check_layer(layer)
+    except Refuted as refuted:
+        raise NoRealisation("unknown", f"{G.name}: its layer is too large to check: {refuted}") from refuted
+    names = [_element_name(G, a) for a in letters]
+    machine, tensors, facts = _group_module(layer, decoded, names)
+    certificate = certificates.group_certificate(layer, decoded, names, modulo)
+    told = (
+        checker.check(certificate)
+        if len(letters) <= FEW_LETTERS
+        else "left to you: it takes a while for so many letters"
+    )
+    result = Machine(machine.config | facts, tensors, certificate)
+    seen = _check_through_operator(result, config)
+    exact = {"exact": f"all {sum(d.pairs for d in decoded)} pairs (state, known before)", "checker": told}
+    return Machine(result.config, tensors, certificate, exact | seen)
+
+
+def _layer_for(G: FiniteGroup, letters: list[int]) -> Layer:
+    """A layer over these letters; NoRealisation with the obstruction, or that none is known."""
+    obstruction = find_obstruction(G)
+    if obstruction is None:
+        layer = find_layer(G)
+        if layer is None:
+            raise NoRealisation(
+                "unknown", f"{G.name}: no realisation by one layer is known here, and no obstruction applies"
+            )
+        return layer.over(letters)
+    if len(letters) == G.order:
+        raise NoRealisation("impossible", f"{G.name}: no layer tracks it, by {obstruction.label}: {obstruction.reason}")
+    pair = obstructed_letter(G, letters)
+    if pair is not None:
+        raise NoRealisation(
+            "impossible",
+            f"{G.name}: no layer tracks it, by thm:s5-impossibility: the letter c = {_element_name(G, pair[0])} and "
+            f"t = {_element_name(G, pair[1])} give the contradiction of its proof",
+        )
+    raise NoRealisation(
+        "unknown",
+        f"{G.name}: no layer tracks it with all elements as letters, by {obstruction.label}; whether one does with these "
+        f"letters is not known here",
+    )
+
+
+def _without_idle_heads(layer: Layer) -> Layer:
+    """The layer without heads that words over its letters can do without: few letters may need fewer heads."""
+    for i in reversed(range(1, len(layer.stages))):
+        fewer = replace(layer, stages=(*layer.stages[:i], *layer.stages[i + 1 :]))
+        try:
+            check_layer(fewer)
+        except Refuted:
+            continue
+        layer = fewer
+    return layer
+
+
+def _element_name(G: FiniteGroup, a: int) -> str:
+    label = G.labels[a]
+    points = isinstance(label, tuple) and sorted(label) == list(range(len(label)))
+    return cycle_notation(label) if points else str(label)
+
+
+def _group_module(
+    layer: Layer, decoded: Sequence[Any], names: list[str]
+) -> tuple[GroupMachine, dict[str, Tensor], dict]:
+    """The layer's weights and decoder as a module, its tensors, and what is to be said about it."""
+    G, H, K = layer.group, len(layer.stages), max(layer.dimensions)
+    signs = [torch.tensor([t.signs for t in stage.transitions], dtype=torch.float64) for stage in layer.stages]
+    padded = torch.cat([nn.functional.pad(s, (0, K - s.shape[1]), value=1.0) for s in signs], 1)
+    V = max(K, int(torch.linalg.matrix_rank(padded)))
+    queries, margin = [], 2.0
+    for found in decoded:
+        classes = found.label.T
+        queries.append(best_query(found.states.matrices, classes))
+        margin = min(margin, separation(found.states.matrices, queries[-1], classes))
+    if margin < 1e-6:
+        raise NoRealisation("unknown", f"{G.name}: no query tried tells the states apart (distance {margin:.1e})")
+    config = {
+        "kind": "group",
+        "name": G.name,
+        "letters": names,
+        "elements": [_element_name(G, a) for a in range(G.order)],
+        "identity": G.identity,
+        "dimensions": layer.dimensions,
+        "head_dim": K,
+        "head_v_dim": V,
+        "hidden_size": max(len(names), H * V),
+        "pairs": [found.pairs for found in decoded],
+        "known": [found.label.shape[1] for found in decoded],
+        "answers": len(decoded[0].elements),
+    }
+    machine = GroupMachine(config).double()
+    keys = [
+        torch.tensor([t.unit_key().tolist() for t in stage.transitions], dtype=torch.float64) for stage in layer.stages
+    ]
+    group_tensors(machine, keys, signs, [torch.from_numpy(q) for q in queries], LOGIT)
+    for h, found in enumerate(decoded):
+        _write_decoder(machine, h, found, queries[h])
+    machine.answer.copy_(torch.tensor([x for (x,) in decoded[0].elements]))
+    facts = {
+        "theorem": ", ".join(layer.labels),
+        "realisation": f"one layer, {describe(layer).removeprefix('by ')}",
+        "layers": 1,
+        "heads": H,
+        "beta": "2 at every letter (range [0, 2]); gates +1 and -1",
+        "lookup": f"a decoder of {sum(found.pairs for found in decoded)} entries after the layer",
+        "radius": margin / 2,
+    }
+    return machine, machine.state_dict(), facts
+
+
+def _write_decoder(machine: GroupMachine, h: int, found: Any, query: Any) -> None:
+    """Candidates of one head, by what is known before: their outputs, directions of length one, and what they tell."""
+    outputs = torch.from_numpy(readouts(found.states.matrices, query))
+    label = torch.from_numpy(found.label)
+    known, state = (label.T >= 0).nonzero(as_tuple=True)
+    getattr(machine, f"outputs{h}").copy_(outputs[state])
+    getattr(machine, f"labels{h}").copy_(label[state, known])
+    counts = torch.bincount(known, minlength=label.shape[1])
+    getattr(machine, f"start{h}")[1:].copy_(counts.cumsum(0))
+
+
+# automata
+
+
+def _compile_dfa(config: Compile, name: str, dfa: DFA) -> Machine:
+    n, letters = dfa.size, dfa.maps
+    maps = _monoid(letters, config.most_maps, name)
+    blocks, m, program, beta = _block_programs(letters, n)
+    for f in blocks:
+        check_program(program[f], map_matrix(f), programs.CKDA_AUTOMATA, len(program[f]), f"the map {f}")
+    layers = simulate(dfa, m=m, program=by_map(programs.fibre_program))
+    check_machine(dfa, random.Random(1).choices(range(len(letters)), k=6 * m), layers, programs.CKDA_AUTOMATA)
+    numbers = {
+        "kind": "dfa",
+        "name": name,
+        "letters": list(dfa.alphabet or map(str, range(len(letters)))),
+        "states": n,
+        "width": n,
+        "block": m,
+        "maps": len(maps),
+        "blocks": len(blocks),
+    }
+    machine = AutomatonMachine(numbers)
+    _write_clock(machine, m)
+    place, where = {f: i for i, f in enumerate(maps)}, {f: i for i, f in enumerate(blocks)}
+    machine.compose.copy_(torch.tensor([[place[tuple(a[x] for x in f)] for f in maps] for a in letters]))
+    machine.which.copy_(torch.tensor([where.get(f, 0) for f in maps]))
+    accept = [int(q in dfa.accepting) for q in range(n)]
+    machine.rows.copy_(torch.tensor([[list(f), [accept[x] for x in f]] for f in maps], dtype=torch.float64))
+    for i, f in enumerate(blocks):
+        block = layers.accumulator.block_of(program[f])
+        for r, factor in enumerate(block.factors):
+            _write_factor(machine.keys[i, r], machine.rates[i], machine.gates[i, r], r, factor)
+        dense = [[[float(row.get(j, 0)) for j in range(n)] for row in rows] for rows in block.completions]
+        machine.completions[i] = torch.tensor(dense, dtype=torch.float64)
+    machine.start_state[dfa.initial, 0] = 1.0
+    facts = {
+        "theorem": "thm:multilayer, prop:automata-factor-counts/fibres",
+        "realisation": f"three layers (clock, buffer, accumulator) in blocks of {m}",
+        "layers": 3,
+        "heads": [1, 1, 2],
+        "beta": f"up to {beta}; gates in [-1, 1], 0 included",
+        "lookup": f"{len(maps)} maps x {len(letters)} letters, {len(blocks)} programs of {m} factors",
+    }
+    certificate = certificates.automaton_certificate(dfa, name, m, program, beta)
+    told = checker.check(certificate)
+    result = Machine(numbers | facts, machine.state_dict(), certificate)
+    seen = _check_through_operator(result, config)
+    exact = {
+        "exact": f"all {len(blocks)} maps of blocks, and every prefix of a word of {6 * m} letters",
+        "checker": told,
+    }
+    return Machine(result.config, result.tensors, certificate, exact | seen)
+
+
+def _monoid(letters: Sequence[tuple[int, ...]], most: int, name: str) -> list[tuple[int, ...]]:
+    """The maps of all words, the identity first."""
+    identity = tuple(range(len(letters[0])))
+    found, frontier = {identity: None}, [identity]
+    while frontier:
+        frontier = [
+            h for h in dict.fromkeys(tuple(a[x] for x in f) for f in frontier for a in letters) if h not in found
+        ]
+        found |= dict.fromkeys(frontier)
+        if len(found) > most:
+            raise NoRealisation(
+                "unknown",
+                f"{name}: its words make more than {most} different maps of {len(identity)} states; the lookup between "
+                f"the buffer and the accumulator would need a row for each (a larger limit: --most-maps)",
+            )
+    return list(found)
+
+
+def _block_programs(
+    letters: Sequence[tuple[int, ...]], n: int
+) -> tuple[list[tuple[int, ...]], int, dict[tuple[int, ...], list[programs.Factor]], Any]:
+    """The maps of blocks, the block length, a program for each, and the largest learning rate."""
+    m = 1 if n == 1 else max(1, 3 * n // 2)
+    maps = {tuple(range(n))}
+    for _ in range(m):
+        maps = {tuple(a[x] for x in f) for f in maps for a in letters}
+    program = {f: programs.fibre_program(f) for f in sorted(maps)}
+    rates = [factor.beta for factors in program.values() for factor in factors]
+    return sorted(maps), m, program, max([*rates, 0])
+
+
+def _write_clock(machine: Any, m: int) -> None:
+    clock = Clock(m)
+    machine.clock_key.copy_(torch.tensor([float(clock.key[0]), float(clock.key[1])], dtype=torch.float64))
+    machine.readouts.copy_(torch.tensor([float(x) for x in clock.readouts], dtype=torch.float64))
+
+
+def _write_factor(key: Tensor, rates: Tensor, gate: Tensor, r: int, factor: programs.Factor) -> None:
+    """A factor at its unit key, or the identity where its rate is zero."""
+    for i, x in factor.key.items():
+        key[i] = float(x)
+    key /= key.norm()
+    rates[r] = float(flint.fmpq(factor.beta))
+    gate.fill_(1.0)
+    for i, a in factor.gate.items():
+        gate[i] = float(a)
+
+
+def _compile_wfa(config: Compile, name: str, wfa: WFA, alphabet: list[str]) -> Machine:
+    n = wfa.size
+    m, width = 7 * n * n + 3 * n, 2 * n + 1
+    if 2 * m > 256:
+        raise NoRealisation(
+            "unknown",
+            f"{name}: {n} states need blocks of 7n^2 + 3n = {m} letters and a buffer of width {2 * m}; the operator's "
+            f"widths end at 256, so four states are the most",
+        )
+    ones = flint.fmpq_mat(n, n, [1] * (n * n))
+    template = certificates.rational_template(n, programs.rational_program(ones))
+    check_machine(wfa, random.Random(1).choices(range(len(wfa.matrices)), k=m + 20), None, programs.CKDA_WEIGHTED)
+    numbers = {
+        "kind": "wfa",
+        "name": name,
+        "letters": alphabet,
+        "states": n,
+        "width": width,
+        "block": m,
+        "scales": [[r, f["scale"], *f["entry"]] for r, f in enumerate(template) if "scale" in f],
+    }
+    machine = WeightedMachine(numbers)
+    _write_clock(machine, m)
+    for r, factor in enumerate(programs.rational_program(ones)):
+        _write_factor(machine.keys[r], machine.rates, machine.gates[r], r, factor)
+    machine.matrices.copy_(
+        torch.tensor(
+            [[[float(M[i, j]) for j in range(n)] for i in range(n)] for M in wfa.matrices], dtype=torch.float64
+        )
+    )
+    machine.final.copy_(torch.tensor([float(x) for x in wfa.final], dtype=torch.float64))
+    machine.start_state[:n, 0] = torch.tensor([float(x) for x in wfa.initial], dtype=torch.float64)
+    facts = {
+        "theorem": "thm:multilayer, prop:automata-factor-counts/rational",
+        "realisation": f"three layers (clock, buffer, accumulator) in blocks of {m}",
+        "layers": 3,
+        "heads": [1, 1, 1],
+        "beta": "1 + |entry of the block's matrix|, unbounded; gates in [-1, 1], 0 included",
+        "lookup": f"as a table it would have {len(alphabet)}^{m} rows; the module multiplies the matrices instead",
+    }
+    certificate = certificates.weighted_certificate(wfa, name, alphabet, m, template)
+    told = checker.check(certificate)
+    result = Machine(numbers | facts, machine.state_dict(), certificate)
+    seen = _check_through_operator(result, config)
+    exact = {"exact": f"the program for every matrix, and every prefix of a word of {m + 20} letters", "checker": told}
+    return Machine(result.config, result.tensors, certificate, exact | seen)
+
+
+# running
+
+
+def direct(certificate: dict[str, Any], word: Sequence[int]) -> list[Any]:
+    """What the machine should answer after every letter, by direct simulation: elements, [state, accepts], fractions."""
+    if certificate["kind"] == "group":
+        now, answers = certificate["group"]["identity"], []
+        for a in word:
+            now = certificate["group"]["rows"][a][now]
+            answers.append(now)
+        return answers
+    if certificate["kind"] == "dfa":
+        q, answers = certificate["start"], []
+        for a in word:
+            q = certificate["delta"][q][a]
+            answers.append([q, int(q in certificate["accept"])])
+        return answers
+    wfa, _ = read_wfa(certificate)
+    return [wfa.weight(p) for p in wfa.trace(word)[1:]]
+
+
+def _check_through_operator(machine: Machine, config: Compile) -> dict[str, Any]:
+    """Random words through the module, every prefix against the direct simulation; Refuted where one differs."""
+    rng, kind = random.Random(2), machine.config["kind"]
+    length = min(config.length, 150) if kind == "wfa" else config.length
+    module, worst = machine.module(), 0.0
+    for _ in range(config.words):
+        word = rng.choices(range(len(machine.config["letters"])), k=length)
+        found = module(torch.tensor([word]))[0].tolist()
+        wanted = direct(machine.certificate, word)
+        if kind == "wfa":
+            scale = max(1e-300, max(abs(float(x)) for x in wanted))
+            worst = max(worst, max(abs(a - float(b)) for a, b in zip(found, wanted, strict=True)) / scale)
+        elif found != wanted:
+            t = next(i for i, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b)
+            raise Refuted(f"{machine.config['name']}: through the operator the answer is wrong after {t + 1} letters")
+    if worst > 1e-6:
+        raise Refuted(f"{machine.config['name']}: through the operator a weight is off by {worst:.1e} of the largest")
+    what = f"{config.words} words of {length} letters, every prefix"
+    return {"operator": what if kind != "wfa" else f"{what}; largest error {worst:.1e} of the largest weight"}
+
+
+def run(config: Run) -> list[Any]:
+    """The answer after every letter of a word: through the operator, or exactly."""
+    machine = config.machine if isinstance(config.machine, Machine) else load(config.machine)
+    letters = len(machine.config["letters"])
+    bad = next((a for a in config.word if a not in range(letters)), None)
+    if bad is not None:
+        raise ValueError(f"letter {bad} of the word: this machine's letters are 0 ... {letters - 1}")
+    if not config.word:
+        return []
+    if config.exact:
+        return _run_exactly(machine, config.word)
+    module = machine.module(config.dtype, config.backend).to(config.device)
+    return module(torch.tensor([list(config.word)], device=config.device))[0].tolist()
+
+
+def _run_exactly(machine: Machine, word: Sequence[int]) -> list[Any]:
+    """By exact arithmetic: the heads' states over their fields, or the three layers over Q."""
+    certificate = machine.certificate
+    if certificate["kind"] == "group":
+        return checker.follow(certificate, word)
+    if certificate["kind"] == "dfa":
+        dfa = read_dfa(certificate)
+        layers = simulate(dfa, m=certificate["block"], program=by_map(programs.fibre_program))
+        return [[int(q), int(accepts)] for q, accepts in layers.run(word)]
+    wfa, _ = read_wfa(certificate)
+    return [str(values[0]) for values in simulate(wfa).run(word)]

@@ -1,0 +1,218 @@
+"""From a file to layers: compiled machines answer as the direct simulation does, and say why where there is none."""
+
+import doctest
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import ckda.theory
+from ckda.cli import main
+from ckda.groups import group
+from ckda.theory import checker, compiler, horizons, modules
+from ckda.theory.compiler import Compile, Machine, NoRealisation, Run, compile_machine, direct, load, run
+from ckda.theory.machines import WFA
+from ckda.theory.mutations import try_checker
+
+A5 = {"name": "mine", "generators": [[1, 2, 0, 3, 4], [0, 1, 3, 4, 2]]}
+SL23 = {"name": "sl", "matrices": [[[1, 1], [0, 1]], [[1, 0], [1, 1]]], "modulo": 3}
+DFA7 = {"name": "abbaab", "regex": "(a|b)*abbaab"}
+PARITY = {"alphabet": ["0", "1"], "start": 0, "accept": [0], "delta": [[0, 1], [1, 0]]}
+WFA2 = {
+    "name": "fib",
+    "alphabet": ["f", "h"],
+    "initial": [1, 0],
+    "final": ["0", "1"],
+    "matrices": {"f": [["1", "1"], ["1", "0"]], "h": [["1/2", "0"], ["-1/3", "2"]]},
+}
+SOURCES = {"A5": A5, "SL(2,3)": SL23, "Frob20": "Frob20", "Q8": "Q8", "DFA": DFA7, "parity": PARITY, "WFA": WFA2}
+
+
+@pytest.fixture(scope="module")
+def machines():
+    return {name: compile_machine(Compile(source, words=1, length=200)) for name, source in SOURCES.items()}
+
+
+def word_for(machine, length, seed=0):
+    return random.Random(seed).choices(range(len(machine.config["letters"])), k=length)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_answers_are_those_of_the_direct_simulation(machines, name):
+    machine = machines[name]
+    word = word_for(machine, 60)
+    wanted = direct(machine.certificate, word)
+    assert run(Run(machine, word, exact=True)) == ([str(x) for x in wanted] if name == "WFA" else wanted)
+    found = machine.answers(word)
+    if name == "WFA":
+        assert found == pytest.approx([float(x) for x in wanted], rel=1e-9, abs=1e-9)
+    else:
+        assert found == wanted
+
+
+def test_a_group_is_a_layer_of_complex_kda_with_exact_gates():
+    machine = compile_machine(Compile("SL(2,3)", "all", words=1, length=50))
+    assert machine.config["dimensions"] == [4, 4, 2, 2]
+    module = machine.module()
+    alpha, key, beta = module.layer.transitions(module.embed(torch.arange(24)[None]))
+    assert set(alpha.unique().tolist()) == {-1.0, 1.0}
+    assert beta.unique().tolist() == [2.0]
+    assert torch.allclose(key.norm(dim=-1), torch.ones(()), atol=1e-6)
+    word = word_for(machine, 2000)
+    assert module(torch.tensor([word]))[0].tolist() == direct(machine.certificate, word)
+
+
+def test_the_elements_are_the_users_own():
+    machine = compile_machine(Compile(A5, words=1, length=50))
+    assert machine.config["elements"][machine.config["identity"]] == "e"
+    assert machine.config["letters"] == ["(123)", "(345)"]
+    (after,) = machine.answers([0])
+    assert machine.config["elements"][after] == "(123)"
+
+
+@pytest.mark.parametrize("name", ["A5", "DFA", "WFA"])
+def test_a_saved_machine_runs_as_before(machines, name, tmp_path):
+    machine = machines[name]
+    folder = machine.save(tmp_path / "machine")
+    again = load(folder)
+    word = word_for(machine, 40, 1)
+    assert isinstance(again, Machine)
+    assert again.answers(word) == machine.answers(word)
+    assert again.checked == machine.checked
+    told = subprocess.run(
+        [sys.executable, "-I", str(folder / "checker.py"), str(folder / "certificate.json")],
+        capture_output=True,
+        text=True,
+    )
+    assert told.returncode == 0, told.stdout
+    assert told.stdout.startswith("accepted")
+
+
+def test_certificates_are_canonical(machines, tmp_path):
+    first = machines["Q8"].save(tmp_path / "a")
+    second = compile_machine(Compile("Q8", words=1, length=50)).save(tmp_path / "b")
+    assert (first / "certificate.json").read_bytes() == (second / "certificate.json").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["Q8", "SL(2,3)", "parity", "WFA"])
+def test_the_checker_rejects_what_computes_something_else(machines, name):
+    certificate = machines[name].certificate
+    assert checker.check(certificate)
+    word = word_for(machines[name], 120, 3)
+    tried, rejected = try_checker(certificate, 10, word)
+    assert (tried, rejected) == (10, 10)
+
+
+SHIPPED = sorted((Path(__file__).parents[2] / "results" / "theory" / "certificates").glob("*.json"))
+
+
+def test_shipped_certificates_are_accepted():
+    assert len(SHIPPED) >= 20
+    for path in SHIPPED[:: max(1, len(SHIPPED) // 6)]:
+        if path.stat().st_size < 60_000:
+            assert checker.check(json.loads(path.read_text())), path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_certificates_are_accepted_and_no_change_of_them_is(path):
+    certificate = json.loads(path.read_text())
+    assert checker.check(certificate)
+    assert try_checker(certificate, 100) == (100, 100)
+
+
+def test_s5_is_refused_with_the_theorem():
+    with pytest.raises(NoRealisation, match="thm:s5-impossibility") as refused:
+        compile_machine(Compile({"generators": [[1, 2, 3, 4, 0], [1, 0, 2, 3, 4]]}))
+    assert refused.value.kind == "impossible"
+    with pytest.raises(NoRealisation, match="these letters is not known") as refused:
+        compile_machine(Compile({"generators": [[1, 0, 2, 3, 4], [0, 2, 1, 3, 4], [0, 1, 3, 2, 4], [0, 1, 2, 4, 3]]}))
+    assert refused.value.kind == "unknown"
+
+
+def test_limits_give_their_reason():
+    with pytest.raises(NoRealisation, match="more than 10 different maps"):
+        compile_machine(Compile(DFA7, most_maps=10))
+    wfa = WFA.random(5, 1, random.Random(0))
+    data = {
+        "initial": [1] * 5,
+        "final": [1] * 5,
+        "matrices": {"a": [[str(wfa.matrices[0][i, j]) for j in range(5)] for i in range(5)]},
+    }
+    with pytest.raises(NoRealisation, match="256"):
+        compile_machine(Compile(data))
+
+
+WRONG = {
+    "neither a group": {"states": 3},
+    "must hold one state": {"alphabet": ["a"], "delta": [[1], [2]]},
+    "must be states": {"alphabet": ["a"], "delta": [[0]], "start": 4},
+    "needs its alphabet": {"delta": [[0]]},
+    "no fraction": {"initial": ["x"], "final": [1], "matrices": {"a": [[1]]}},
+    "whole numbers or fractions": {"initial": [0.5], "final": [1], "matrices": {"a": [[1]]}},
+    "1 x 1": {"initial": [1], "final": [1], "matrices": {"a": [[1, 2]]}},
+    "a WFA needs": {"initial": [1], "final": [1]},
+}
+
+
+@pytest.mark.parametrize("why", WRONG)
+def test_a_wrong_file_says_why(why):
+    with pytest.raises(ValueError, match=why):
+        compile_machine(Compile(WRONG[why]))
+
+
+def test_through_the_command(tmp_path, capsys):
+    source = tmp_path / "a5.json"
+    source.write_text(json.dumps(A5))
+    out = str(tmp_path / "machine")
+    assert main(["theory", "compile", str(source), "--out", out, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["layers"], result["theorem"]) == (1, "cor:a5-four")
+    assert main(["theory", "run", out, "--word", "0 1 1", "--json", "--device", "cpu"]) == 0
+    operator = json.loads(capsys.readouterr().out)["element"]
+    assert main(["theory", "run", out, "--word", "0 1 1", "--json", "--exact"]) == 0
+    assert json.loads(capsys.readouterr().out)["element"] == operator
+    assert main(["theory", "run", out, "--word", "0 7"]) == 2
+    assert "0 ... 1" in capsys.readouterr().err
+    assert main(["theory", "compile", "S5", "--out", out]) == 1
+    assert "thm:s5-impossibility" in capsys.readouterr().out
+    source.write_text("{")
+    assert main(["theory", "compile", str(source)]) == 2
+    assert main(["theory", "run", str(tmp_path), "--word", "0"]) == 2
+    assert "no machine of" in capsys.readouterr().err
+
+
+def test_letters_by_name(tmp_path, capsys):
+    out = str(tmp_path / "machine")
+    (tmp_path / "dfa.json").write_text(json.dumps({"regex": "(ab)*"}))
+    assert main(["theory", "compile", str(tmp_path / "dfa.json"), "--out", out, "--json"]) == 0
+    capsys.readouterr()
+    assert main(["theory", "run", out, "--word", "abab", "--json", "--device", "cpu"]) == 0
+    assert [accepts for _, accepts in json.loads(capsys.readouterr().out)["state, accepted"]] == [0, 1, 0, 1]
+
+
+def test_verdicts_through_the_command(tmp_path, capsys):
+    assert main(["theory", "verdict", "Q8", "S5", "--up-to", "6", "--out", str(tmp_path), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["tracked"], result["impossible"]) == (9, 1)
+    assert main(["theory", "verdict"]) == 2
+    assert main(["theory", "verdict", "--up-to", "64"]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", horizons.GROUPS)
+def test_every_group_of_the_table_follows_20000_letters(name):
+    machine = compile_machine(Compile(name, "all", words=1, length=100))
+    word = word_for(machine, 20_000)
+    assert machine.module()(torch.tensor([word]))[0].tolist() == direct(machine.certificate, word)
+    assert machine.config["elements"][machine.config["identity"]] is not None
+    assert group(name).order == len(machine.config["elements"])
+
+
+@pytest.mark.parametrize("module", [compiler, modules, horizons, ckda.theory], ids=lambda m: m.__name__)
+def test_examples(module):
+    assert doctest.testmod(module).failed == 0
