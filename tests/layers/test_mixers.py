@@ -133,7 +133,7 @@ def test_equal_separate_gates_are_complex_kda():
         ("gdn", {}, 342.33),
         ("ckda", {}, 344.87),
         ("kda", {}, 344.87),
-        ("deltaproduct2", {"num_updates": 1}, 342.07),  # what the table's figure counts: one factor
+        ("deltaproduct1", {}, 342.07),  # what the table's figure counts: one factor
         ("deltaproduct2", {}, 375.53),
     ],
 )
