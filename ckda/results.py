@@ -109,6 +109,33 @@ def _bench(path: Path) -> None:
     draw(read_json(path.with_suffix(".json")), path)
 
 
+def _lm(path: Path) -> None:
+    from ckda.lm import figures
+    from ckda.lm.comparison import Comparison
+
+    draw = {"val_curves.png": figures.comparison_figure, "speed.png": figures.speed_figure}[path.name]
+    _save(path, draw(Comparison.load(path.with_name("comparison.json"))))
+
+
+def _lm_inspect(path: Path) -> None:
+    from ckda.lm.inspect import Inspection, inspect_figure
+
+    _save(path, inspect_figure(Inspection.load(path.with_suffix(".json"))))
+
+
+def _scaling(path: Path) -> None:
+    from ckda.scaling import figures, load_fit
+    from ckda.scaling.commands.compare import Comparison
+
+    if path.name == "compare.png":
+        picture = figures.beside_paper(Comparison.load(path.with_suffix(".json")))
+    else:
+        fitted = load_fit(path.with_name("fit.json"))
+        pictures = {"frontier": figures.frontier, "residuals": figures.residuals}
+        picture = pictures[path.stem.removeprefix("fit_")](fitted)
+    figures.save(path, picture)
+
+
 #: pattern under results/ -> what draws a path that fits; a folder's drawing makes summary, table and figures together
 _DRAW: dict[str, Callable[[Path], None]] = {
     "tracking/*/runs": lambda path: _tracking(path.parent),
@@ -120,6 +147,11 @@ _DRAW: dict[str, Callable[[Path], None]] = {
     "audio/inspect/*.png": _audio_modes,
     "demo/extrapolation.png": _demo,
     "bench/h200*.png": _bench,
+    "lm/inspect.png": _lm_inspect,
+    "lm/*.png": _lm,
+    "scaling/compare.png": _scaling,
+    "scaling/fit_frontier.png": _scaling,
+    "scaling/fit_residuals.png": _scaling,
 }
 
 

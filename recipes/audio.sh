@@ -13,10 +13,13 @@ python=${PYTHON:-python3}
 common=(--seeds "${SEEDS:-3}" --device "${DEVICE:-cuda}" --out "$out")
 export PYTHONPATH=. OMP_NUM_THREADS=2
 case $what in
-  plain) runs=("gru plain" "deltaproduct2 plain" "ckda plain" "kda plain" "kda-beta2 plain" "kda-signed plain" "transformer plain") ;;
+  plain) runs=("gru paper" "deltaproduct2 paper" "ckda paper" "kda paper" "kda-beta2 paper" "kda-signed paper" "transformer paper") ;;
   candidates)
     runs=()
-    for recipe in clock-turns clock turns-tail turns-tail-strong closure-tail turn-tail tail closure; do runs+=("ckda $recipe"); done
+    tail=schedule=tail
+    for recipe in steady+init=clock init=clock steady $tail $tail+penalty=closure-{late,turn,turns} penalty=closure; do
+      runs+=("ckda $recipe")
+    done
     ;;
   *) echo "recipes/audio.sh: '$what' is neither 'plain' nor 'candidates'" >&2; exit 2 ;;
 esac
@@ -36,7 +39,7 @@ wait
 finished=()
 for run in "${runs[@]}"; do
   read -r arm recipe <<<"$run"
-  name=$arm; [[ $recipe == plain ]] || name="$arm+$recipe"
+  name=$arm; [[ $recipe == paper ]] || name="$arm+$recipe"
   [[ -f $out/runs/$name.json && -f $out/runs/$name.pt ]] && finished+=("$run")
 done
 arms=$(printf '%s\n' "${finished[@]}" | cut -d' ' -f1 | sort -u | paste -sd,)

@@ -6,7 +6,7 @@
 #
 #   bench     milliseconds an update, one seed against three, one run against eight side by side
 #   timing    S3, Complex KDA, 1000 updates: seconds to perfect accuracy at the training length
-#   theory    A5 from the paper's construction, three seeds, with the penalty on relations, sharpened, and without
+#   theory    A5 from the paper's construction, three seeds, with the penalty on relations, finished, and without
 #   closure   S3 by the closure penalty, that on relations and what they are compared with, three seeds
 #   ranges    S3 and S4, four range settings, three seeds, the paper's 60,000 updates: fig:group_word_problems
 #   momentum  not among the default: S4, 24 seeds, and S3 with beta to 2, 10 seeds, with cycled and with constant momentum; about
@@ -14,9 +14,9 @@
 #   mixers    all mixers on S3, one seed, 10,000 updates: fig:group_word_problems_baselines
 #   silu      the same with SiLU on the keys
 #   screen    S4: what might find its representation, six seeds each, 20,000 smaller updates
-#   search    S4: 24 seeds by `quarters`, which the screening found, the best three go on, with the penalty on relations,
-#             sharpened, and without
-#   six       the same with six seeds and none culled
+#   search    S4: 24 seeds by init=orthogonal-quarter, which the screening found, the best three go on, with the penalty on relations,
+#             finished, and without
+#   six       the same with six seeds and all kept
 #   a5        A5 from random keys: 12 seeds from near orthogonal transitions, 24 with gates and betas spread; S4 by the first
 #   figures   no training: figures, tables and findings from the folders of the other pieces, into OUT/figures
 #
@@ -52,31 +52,40 @@ for piece in "${pieces[@]}"; do
     bench) "$python" benchmarks/tracking.py --device "${DEVICE:-cuda}" --out "$out/bench" ;;
     timing) track S3 --recipe fast ;;
     theory)
-      track A5 --recipe theory,theory+relations
-      track A5 --recipe theory+sharpen --from "$out/theory/runs/A5-ckda+theory+relations.pt" ;;
-    closure) track S3 --recipe closure-culled,closure,closure-alone,closure-strong,3k+relations,defect,3k ;;
+      track A5 --recipe theory,theory+penalty=relations
+      track A5 --recipe theory+finish --from "$out/theory/runs/A5-ckda+theory+penalty=relations.pt" ;;
+    closure)
+      track S3 --recipe closed,steps=3k
+      for penalty in closure closure-orthogonal closure-strong orthogonal; do
+        track S3 --recipe "penalty=$penalty+steps=4k+momentum=0.95"
+      done
+      track S3 --recipe penalty=relations+steps=3k+momentum=0.95 ;;
     ranges) track S3 S4 --mixer ranges ;;
     momentum)
       for momentum in cycled 0.95; do
         track S4 --seeds 24 --momentum "$momentum" --lengths 8,16,32,64,128,256,512
         track S3 --mixer kda-beta2 --seeds 10 --momentum "$momentum" --lengths 8,16,32,64,128,256,512
       done ;;
-    mixers) track S3 --mixer all --recipe 10k --seeds 1 --together 9 ;;
-    silu) track S3 --mixer all --recipe silu-keys+10k --seeds 1 --together 9 ;;
+    mixers) track S3 --mixer all --recipe steps=10k --seeds 1 --together 9 ;;
+    silu) track S3 --mixer all --recipe silu=k+steps=10k --seeds 1 --together 9 ;;
     screen)
-      track S4 --recipe paper,silu,silu-keys,spread,reflections,quarters,signs,short,generators,involutions,half,homomorphism \
+      changes=paper,silu=qkv,silu=k,init=beta-spread,init=orthogonal-half,init=orthogonal-quarter,init=orthogonal-by-input
+      changes+=,curriculum=from-2,curriculum=generators-first,curriculum=involutions-first,curriculum=subgroup-first
+      track S4 --recipe "$changes,penalty=homomorphism" --momentum 0.95 \
         --steps 20000 --batch 256 --seeds 6 --together 12 --lengths 8,16,32,64,128,512 ;;
     search)
-      track S4 --recipe quarters+culled+relations,quarters+culled --steps 6000 --cull-at 2400
-      track S4 --recipe quarters+sharpen --from "$out/search/runs/S4-ckda+quarters+culled+relations.pt" ;;
+      more=steps=6k+batch=256+keep=3-of-24-at-0.4+momentum=0.95
+      track S4 --recipe "init=orthogonal-quarter+penalty=relations+$more,init=orthogonal-quarter+$more"
+      track S4 --recipe finish --from "$out/search/runs/S4-ckda+init=orthogonal-quarter+penalty=relations+$more.pt" ;;
     six)
-      track S4 --recipe quarters+relations,quarters --steps 6000 --batch 256 --seeds 6
-      track S4 --recipe quarters+sharpen --from "$out/six/runs/S4-ckda+quarters+relations.pt" ;;
+      more=steps=6k+batch=256+momentum=0.95
+      track S4 --recipe "init=orthogonal-quarter+penalty=relations+$more,init=orthogonal-quarter+$more" --seeds 6
+      track S4 --recipe finish --from "$out/six/runs/S4-ckda+init=orthogonal-quarter+penalty=relations+$more.pt" ;;
     a5)
-      many() { track "$@" --steps 15000 --batch 256 --lengths 8,16,32,64,128,256,512,1024,4096; }
-      many A5 --recipe quarters+short+many --seeds 12
-      many A5 --recipe spread+short+many --seeds 24
-      many S4 --recipe quarters+short+many --seeds 24 ;;
+      far() { track "$@" --lengths 8,16,32,64,128,256,512,1024,4096; }
+      far A5 --recipe orthogonal --seeds 12
+      far A5 --recipe curriculum=from-2+init=beta-spread+steps=15k+batch=256+heads=48x4+momentum=0.95 --seeds 24
+      far S4 --recipe orthogonal --seeds 24 ;;
     figures) figures ;;
     *) echo "recipes/tracking.sh: there is no piece '$piece'" >&2; exit 2 ;;
   esac

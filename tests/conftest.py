@@ -14,7 +14,21 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton, which decides once
 
 
+#: files whose tests take seconds each; single tests elsewhere are marked where they stand
+SLOW = (
+    "test_triton.py",
+    "test_triton_compile.py",
+    "test_spectra.py",
+    "test_verdicts.py",
+    "test_train.py",
+    "test_structure.py",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.name in SLOW:
+            item.add_marker(pytest.mark.slow)
     if torch.cuda.is_available():
         return
     for item in items:

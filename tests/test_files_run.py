@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ckda import complex_kda
+from ckda.cli import main
 from tests.files_run import files_run, until_first_launch
 
 MOST = 12
@@ -37,3 +38,14 @@ def test_what_does_not_launch_a_kernel_is_an_error() -> None:
     pytest.importorskip("triton")
     with pytest.raises(AssertionError, match="no kernel"):
         until_first_launch(_call(backend="reference"))
+
+
+#: one file a step: command, names of recipes, store, task, model, operator, training, table, figure, page
+MOST_OF_TRACK = 31
+
+
+@pytest.mark.slow
+def test_from_the_command_track_to_its_figure(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    found = files_run(lambda: main(["track", "S3", "--smoke", "--device", "cpu", "--out", str(tmp_path)]))
+    assert {"experiments/tracking/run.py", "experiments/tracking/figures.py"} <= found
+    assert len(found) <= MOST_OF_TRACK, sorted(found)

@@ -1,11 +1,8 @@
 """Tables: every axiom is checked with a clear message, and a group is recognised however its elements are numbered."""
 
-import doctest
-
 import numpy as np
 import pytest
 
-from ckda import groups as finite_groups
 from ckda.groups import (
     NotAGroup,
     cycle_notation,
@@ -104,10 +101,6 @@ def test_normal_subgroups_and_quotients():
 def test_unknown_or_too_large_names(name):
     with pytest.raises(ValueError, match=r"no group known|at most"):
         group(name)
-
-
-def test_examples():
-    assert doctest.testmod(finite_groups).failed == 0
 
 
 def test_cycles_from_ten_points_on():

@@ -67,6 +67,7 @@ print("works")
     assert _python(code).strip() == "works"
 
 
+@pytest.mark.slow
 def test_the_import_of_the_operator_costs_little_beside_torch() -> None:
     """At most 0.2 s more than torch: medians of alternating runs, and the spread of torch's own times on a busy machine."""
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ckda.bench import sweep
 from ckda.command import add_common_arguments, make_folder, pick_device
 from ckda.ops import complex_kda, complex_kda_step
 from ckda.record import environment, write_json
@@ -193,7 +194,7 @@ def measure(call: Callable[[], Any], device: str, smoke: bool) -> dict[str, floa
     for _ in range(rounds):
         times += _milliseconds(call, warmup + timed, device)[warmup:]
         waited += [_milliseconds(call, 1, device)[0] for _ in range(3 if smoke else 10)]
-    p20, p50, p80 = statistics.quantiles(times, n=10)[1::3]
+    p20, p50, p80 = statistics.quantiles(times, n=10, method="inclusive")[1::3]
     return {
         "mean": statistics.mean(times),
         "p20": p20,
@@ -295,6 +296,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_common_arguments(parser, "runs/bench")
     parser.add_argument("--peer", action="append", help="measure only this one; may be repeated")
     parser.add_argument("--shape", action="append", type=_shape, metavar="B,T,H,D", help="only this; may be repeated")
+    parser.add_argument("--sweep", action="store_true", help="what each change of a call costs beside the main one")
+    parser.add_argument("--row", action="append", help="of --sweep, only the main row and this one; may be repeated")
     parser.add_argument("--dtype", default=None, choices=["bfloat16", "float16", "float32"], help="of q, k, v and g")
 
 
@@ -338,12 +341,36 @@ def _tell(row: dict, shape: Shape) -> None:
     _say(f"{shape!s:28} {row['peer']:32} forward {f['mean']:8.3f} ms, {both}{memory}")
 
 
+def _run_sweep(args: argparse.Namespace, device: str, folder: Path) -> int:
+    """Check and time the rows of the sweep; sweep.json, bounds.json and sweep.png."""
+    unknown = set(args.row or ()) - {row.name for row in sweep.ROWS}
+    if unknown:
+        raise SystemExit(f"--row {', '.join(sorted(unknown))}: there are {', '.join(row.name for row in sweep.ROWS)}")
+    rows = tuple(row for row in sweep.ROWS if not args.row or row.name in (sweep.MAIN.name, *args.row))
+    if args.smoke:
+        rows = tuple(row._replace(B=1, T=40, K=16, V=16, H=row.H // 8, HV=row.HV // 8) for row in rows)
+    count = 2 if args.smoke else 30
+    result: dict[str, Any] = {"environment": environment(device), "count": count}
+
+    def keep(found: list[dict[str, Any]]) -> None:
+        write_json(folder / "sweep.json", result | {"rows": found})
+        write_json(folder / "bounds.json", sweep.bounds(found))
+
+    result["rows"] = found = sweep.sweep(rows, device, count, _say, keep)
+    keep(found)
+    sweep.draw(found, folder / "sweep.png")
+    print(json.dumps(result) if args.json else folder / "sweep.json")
+    return 0
+
+
 def run_command(args: argparse.Namespace) -> int:
     """Check, time, write bench.json and bench.png."""
     device = pick_device(args.device)
     if device == "mps":
         raise SystemExit("--device mps: nothing is measured there; cpu or cuda may be named")
     folder = make_folder(args.out)
+    if args.sweep:
+        return _run_sweep(args, device, folder)
     dtype = getattr(torch, args.dtype or ("bfloat16" if device == "cuda" else "float32"))
     found = peers(device, args.peer)
     result: dict[str, Any] = {

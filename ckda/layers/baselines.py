@@ -42,9 +42,9 @@ class GRU(nn.Module):
         return torch.lerp(new, h, torch.sigmoid(update_in + update_h))
 
     def _states(self, x: Tensor, h: Tensor) -> Tensor:
-        """[B, T, d] the hidden states from h [B, d] on."""
+        """[B, 1 + T, d] h [B, d] and the hidden states after it."""
         inputs = linear(x, self.weight_ih, self.bias_ih)
-        states = []
+        states = [h]
         for t in range(x.shape[1]):
             h = self._next(inputs[:, t], h)
             states.append(h)
@@ -52,7 +52,7 @@ class GRU(nn.Module):
 
     def read(self, x: Tensor) -> Tensor:
         """The hidden states [B, T, 1, d], as one head."""
-        return self._states(x, torch.zeros_like(x[:, 0])).unsqueeze(2)
+        return self.prefill(x)[0].unsqueeze(2)
 
     def write_out(self, o: Tensor, x: Tensor) -> Tensor:
         """The hidden states [B, T, 1, d] as they are."""
@@ -64,8 +64,8 @@ class GRU(nn.Module):
 
     def prefill(self, x: Tensor, cache: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """:meth:`forward` from a hidden state [B, d] (None: zero) and the next one."""
-        states = self._states(x, torch.zeros_like(x[:, 0]) if cache is None else cache)
-        return states, states[:, -1]
+        states = self._states(x, x.new_zeros(x.shape[0], x.shape[2]) if cache is None else cache)
+        return states[:, 1:], states[:, -1]
 
     def step(self, x: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
         """One token x [B, d] -> [B, d]."""

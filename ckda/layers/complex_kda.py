@@ -1,6 +1,6 @@
 """The Complex KDA layer: projections, gates, the recurrence, the gated norm of its output."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -45,7 +45,8 @@ class ComplexKDA(nn.Module):
 
     Args:
         hidden_size: width d of the input and the output.
-        num_heads: H, heads of q and k. head_dim: K, their width.
+        num_heads: H, heads of q and k. head_dim: K, their width. Where one is missing, H K = d. Where both are,
+            K is the largest of 128, 64, 32, 16 and 8 that divides d.
         num_v_heads: HV, heads of v, a multiple of H (default: H). head_v_dim: V (default: head_dim).
         gate: "signed" (alpha in [-1, 1]), "sigmoid" (bounded, positive) or "softplus" (classic, positive).
         beta_range: 2 (beta in [0, 2]) or 1. :data:`RANGES` names the paper's four settings of these two.
@@ -64,6 +65,8 @@ class ComplexKDA(nn.Module):
         >>> last, cache = layer.step(x[:, 9], cache)
         >>> torch.allclose(last, y[:, 9], atol=1e-5)
         True
+        >>> ComplexKDA(768).extra_repr()
+        'gate=signed, beta_range=2, heads=6x128'
     """
 
     linear_gate_bias = True  #: whether the output gate "linear" has a bias, as the paper's parameter totals have it
@@ -71,8 +74,8 @@ class ComplexKDA(nn.Module):
     def __init__(
         self,
         hidden_size: int,
-        num_heads: int,
-        head_dim: int,
+        num_heads: int | None = None,
+        head_dim: int | None = None,
         *,
         num_v_heads: int | None = None,
         head_v_dim: int | None = None,
@@ -88,12 +91,14 @@ class ComplexKDA(nn.Module):
         backend: str = "auto",
     ):
         super().__init__()
-        self.hidden_size, self.num_heads, self.head_dim = hidden_size, num_heads, head_dim
-        self.num_v_heads = num_v_heads or num_heads
-        self.head_v_dim = head_v_dim or head_dim
+        self.hidden_size = hidden_size
+        self.num_heads, self.head_dim = _heads(hidden_size, num_heads, head_dim)
+        self.num_v_heads = self.num_heads if num_v_heads is None else num_v_heads
+        self.head_v_dim = self.head_dim if head_v_dim is None else head_v_dim
         self.gate, self.beta_range, self.backend = gate, beta_range, backend
         self.gate_init, self.beta_init = gate_init, beta_init
         self.activate = frozenset(activate)
+        _check_sizes(self, conv_size)
         _check_options(self, output_gate)
         HV, V, d, widths = self.num_v_heads, self.head_v_dim, hidden_size, self._widths()
         self.q_proj = nn.Linear(d, widths["q"], bias=False)
@@ -163,9 +168,18 @@ class ComplexKDA(nn.Module):
             self.b_proj.bias.copy_(torch.where(half, b0, -b0))
 
     def _project(
-        self, x: Tensor, past: dict[str, Tensor], cu_seqlens: Tensor | None = None
+        self,
+        x: Tensor,
+        past: dict[str, Tensor],
+        cu_seqlens: Tensor | None = None,
+        attention_mask: Tensor | None = None,
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """q, k, v, raw gate and beta logit for x [B, T, d], heads split; and the convolutions' new past."""
+        """q, k, v, raw gate and beta logit for x [B, T, d], heads split; and the convolutions' new past.
+
+        Where attention_mask [B, T] is 0, x must be zero: then k = v = 0 before the first token, and g is set such that an
+        initial state does not decay.
+        """
+        _check_shape("x", x, "B, T, d", (None, None, self.hidden_size))
         heads = {"q": self.head_dim, "k": self.head_dim, "v": self.head_v_dim}
         out: dict[str, Any] = {}
         new_past: dict[str, Tensor] = {}
@@ -176,12 +190,19 @@ class ComplexKDA(nn.Module):
             elif activate:
                 y = silu(y)
             out[name] = y.unflatten(-1, (-1, heads[name]))
-        return out | self._gates(x, out["q"].dtype), new_past
+        gates = self._gates(x, out["q"].dtype)
+        if attention_mask is not None and self.initial_state is not None:
+            gates["g"] = gates["g"].masked_fill(attention_mask[..., None, None] == 0, self._still())
+        return out | gates, new_past
 
     def _gates(self, x: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
         """The raw gate [B, T, HV, K] and the logit of beta [B, T, HV] for x [B, T, d], in the dtype of q, k and v."""
         g = self.f_proj(x).to(dtype).unflatten(-1, (-1, self.head_dim))
         return {"g": g, "beta": self.b_proj(x).to(dtype)}
+
+    def _still(self) -> float:
+        """What :meth:`_gates` would give as g where alpha = 1."""
+        return _FAR if self.gate == "signed" else -_FAR
 
     def _options(self) -> dict[str, Any]:
         return {
@@ -204,6 +225,8 @@ class ComplexKDA(nn.Module):
         output_final_state: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """The recurrence on what :meth:`_project` gives: o [B, T, HV, V] and the final state."""
+        if not y["v"].numel():
+            return self._run_nothing(y, initial_state)
         return complex_kda(
             **y,
             **self._options(),
@@ -213,14 +236,31 @@ class ComplexKDA(nn.Module):
             backend=self.backend,
         )
 
+    def _run_nothing(self, y: dict[str, Any], state: Tensor | None) -> tuple[Tensor, Tensor]:
+        """:meth:`_run` where there is no sequence or no token: the state stays, every argument has the gradient zero."""
+        arguments = [x for x in (y | self._options()).values() if isinstance(x, Tensor) and x is not y["v"]]
+        o = y["v"] + sum(x.sum() for x in arguments)
+        dtype = torch.float64 if o.dtype == torch.float64 else torch.float32
+        shape = (o.shape[0], self.num_v_heads, self.head_dim, self.head_v_dim)
+        return o, o.new_zeros(shape, dtype=dtype) if state is None else state
+
     def _run_step(self, y: dict[str, Any], state: Tensor) -> tuple[Tensor, Tensor]:
         """:meth:`_run` for one token, T = 1: o [B, HV, V] and the next state."""
+        if not y["v"].numel():
+            return self._run_nothing(y, state)[0].squeeze(1), state
         token: dict[str, Any] = {name: value.squeeze(1) for name, value in y.items()}
         return complex_kda_step(**token, state=state, **self._options())
 
-    def read(self, x: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
-        """The raw recurrent readout o [B, T, HV, V], before norm, output gate and output projection."""
-        y, _ = self._project(x, {}, cu_seqlens)
+    def read(self, x: Tensor, cu_seqlens: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
+        """The raw recurrent readout o [B, T, HV, V], before norm, output gate and output projection.
+
+        Where attention_mask [B, T] is 0, x must be zero.
+        """
+        if cu_seqlens is not None and attention_mask is not None:
+            raise ValueError(
+                "cu_seqlens and attention_mask are given; packed sequences have no padding, one must be None"
+            )
+        y, _ = self._project(x, {}, cu_seqlens, attention_mask)
         N = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
         return self._run(y, self._start(N), cu_seqlens)[0]
 
@@ -233,24 +273,43 @@ class ComplexKDA(nn.Module):
         gate = None if gate is None else gate.unflatten(-1, (-1, self.head_v_dim))
         return self.o_proj(self.o_norm(o, gate).flatten(-2))
 
-    def forward(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
-        """x [B, T, d] -> [B, T, d]; with cu_seqlens B = 1 and sequences lie end to end."""
-        return self.write_out(self.read(x, cu_seqlens), x)
+    def forward(self, x: Tensor, *, cu_seqlens: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
+        """x [B, T, d] -> [B, T, d].
 
-    def prefill(self, x: Tensor, cache: LayerCache | None = None) -> tuple[Tensor, LayerCache]:
-        """:meth:`forward` that starts from a cache (None: from the beginning) and returns the next one."""
-        y, past = self._project(x, {} if cache is None else cache.past)
+        Args:
+            cu_seqlens: [N + 1] of packed sequences, which lie end to end, B = 1.
+            attention_mask: [B, T] of 1, and 0 at padding on either side of a sequence. Padding changes nothing at the
+                other tokens, whatever stands in x there, and its own output is zero.
+        """
+        x = _silenced(x, attention_mask)
+        return _silenced(self.write_out(self.read(x, cu_seqlens, attention_mask), x), attention_mask)
+
+    def prefill(
+        self, x: Tensor, cache: LayerCache | None = None, *, attention_mask: Tensor | None = None
+    ) -> tuple[Tensor, LayerCache]:
+        """:meth:`forward` that starts from a cache (None: from the beginning) and returns the next one.
+
+        Padding must be on the left then: what a cache holds is what stood last.
+        """
+        x = _silenced(x, attention_mask)
+        if attention_mask is not None:
+            _check_left(attention_mask)
+        y, past = self._project(x, {} if cache is None else cache.past, None, attention_mask)
         start = self._start(x.shape[0]) if cache is None else cache.state
         o, state = self._run(y, start, output_final_state=True)
         assert state is not None
+        out = _silenced(self.write_out(o, x), attention_mask)
         # copies: the convolutions' past is a view that would keep whole projections
-        return self.write_out(o, x), LayerCache(state, {name: tail.clone() for name, tail in past.items()})
+        return out, LayerCache(state, {name: tail.clone() for name, tail in past.items()})
 
-    def step(self, x: Tensor, cache: LayerCache) -> tuple[Tensor, LayerCache]:
-        """One token x [B, d] -> [B, d]; equals :meth:`forward` at that position."""
-        y, past = self._project(x.unsqueeze(1), cache.past)
+    def step(self, x: Tensor, cache: LayerCache, *, attention_mask: Tensor | None = None) -> tuple[Tensor, LayerCache]:
+        """One token x [B, d] -> [B, d], attention_mask [B]; equals :meth:`forward` at that position."""
+        _check_shape("x", x, "B, d", (None, self.hidden_size))
+        x = _silenced(x, attention_mask)
+        mask = None if attention_mask is None else attention_mask.unsqueeze(1)
+        y, past = self._project(x.unsqueeze(1), cache.past, None, mask)
         o, state = self._run_step(y, cache.state)
-        return self.write_out(o, x), LayerCache(state, past)
+        return _silenced(self.write_out(o, x), attention_mask), LayerCache(state, past)
 
     def transitions(self, x: Tensor) -> Transitions:
         """What the layer does to its state on x [B, T, d], for looking at."""
@@ -275,6 +334,68 @@ class ComplexKDA(nn.Module):
 
     def extra_repr(self) -> str:
         return f"gate={self.gate}, beta_range={self.beta_range}, heads={self.num_heads}x{self.head_dim}"
+
+
+#: a raw gate so far out that alpha = 1 whatever A_log and dt_bias are; float16 holds it
+_FAR = 3e4
+
+
+def _check_left(attention_mask: Tensor) -> None:
+    """Refuse padding right of a token. On a GPU it is not read (no synchronisation)."""
+    if attention_mask.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    present = attention_mask != 0
+    if bool((present[:, :-1] & ~present[:, 1:]).any()):
+        raise ValueError("attention_mask has padding right of a token; with a cache it must be on the left")
+
+
+def _silenced(x: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """x [..., d] with zeros where attention_mask [...] is 0."""
+    if attention_mask is None:
+        return x
+    _check_shape("attention_mask", attention_mask, "B, T" if x.dim() == 3 else "B", x.shape[:-1])
+    return x.masked_fill((attention_mask == 0).unsqueeze(-1), 0)
+
+
+def _heads(hidden_size: int, num_heads: int | None, head_dim: int | None) -> tuple[int, int]:
+    """H and K, a missing one by H K = hidden_size.
+
+    Example:
+        >>> _heads(768, None, None), _heads(96, None, None), _heads(96, 4, None), _heads(96, 4, 16)
+        ((6, 128), (3, 32), (4, 24), (4, 16))
+    """
+    _check_positive(hidden_size=hidden_size, num_heads=num_heads, head_dim=head_dim)
+    if num_heads is not None and head_dim is not None:
+        return num_heads, head_dim
+    given = num_heads or head_dim or next((K for K in (128, 64, 32, 16, 8) if hidden_size % K == 0), None)
+    if given is None:
+        raise ValueError(
+            f"num_heads and head_dim are None; a hidden_size of {hidden_size} needs one, for 8 does not divide it"
+        )
+    if hidden_size % given:
+        name = "num_heads" if num_heads is not None else "head_dim"
+        raise ValueError(f"{name} is {given}; alone it must divide hidden_size = {hidden_size}")
+    return (given, hidden_size // given) if num_heads is not None else (hidden_size // given, given)
+
+
+def _check_positive(**sizes: int | None) -> None:
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise ValueError(f"{name} is {size}; it must be at least 1")
+
+
+def _check_shape(name: str, x: Tensor, axes: str, wanted: Sequence[int | None]) -> None:
+    """None is any size."""
+    if x.dim() != len(wanted) or any(size not in (None, got) for size, got in zip(wanted, x.shape, strict=True)):
+        known = [axis if size is None else size for axis, size in zip(axes.split(", "), wanted, strict=True)]
+        shape = f"[{', '.join(map(str, known))}]"
+        raise ValueError(f"the shape of {name} is {list(x.shape)}; it must be [{axes}] = {shape}")
+
+
+def _check_sizes(layer: ComplexKDA, conv_size: int) -> None:
+    _check_positive(num_v_heads=layer.num_v_heads, head_v_dim=layer.head_v_dim)
+    if conv_size < 0:
+        raise ValueError(f"conv_size is {conv_size}; it must be the number of taps, 0 for none")
 
 
 def _check_options(layer: ComplexKDA, output_gate: str | None) -> None:

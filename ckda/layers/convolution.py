@@ -53,7 +53,7 @@ def _delayed(x: Tensor, S: int, past: Tensor | None, cu_seqlens: Tensor | None) 
     if cu_seqlens is None:
         return shifted
     position = position_in_sequence(cu_seqlens, T).unsqueeze(-1)
-    return [y if s == 0 else y * (position >= s) for s, y in enumerate(shifted)]
+    return [y if s == 0 else y.where(position >= s, 0) for s, y in enumerate(shifted)]
 
 
 def torch_forward(x: Tensor, weight: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, activate: bool) -> Tensor:
@@ -82,7 +82,7 @@ def torch_backward(
     position = None if cu_seqlens is None else position_in_sequence(cu_seqlens, T).unsqueeze(-1)
     dx = dz * w[:, 0]
     for s in range(1, min(S, T)):
-        later = dz if position is None else dz * (position >= s)
+        later = dz if position is None else dz.where(position >= s, 0)
         dx[:, : T - s] += later[:, s:] * w[:, s]
     return dx.to(x.dtype), dweight.to(weight.dtype)
 
@@ -224,6 +224,7 @@ class ShortConvolution(nn.Module):
     def _last(self, x: Tensor, past: Tensor | None) -> Tensor:
         """[B, size - 1, D] the last tokens of `past` and x."""
         B, T, D = x.shape
-        if self.size - 1 <= T:
-            return x[:, T - self.size + 1 :]
-        return torch.cat([x.new_zeros(B, self.size - 1, D) if past is None else past, x], 1)[:, T:]
+        kept = self.size - 1
+        if not torch.compiler.is_exporting() and kept <= T:  # an exported program has no branches: it serves every T
+            return x[:, T - kept :]
+        return torch.cat([x.new_zeros(B, kept, D) if past is None else past, x], 1)[:, T:]

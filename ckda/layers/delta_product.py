@@ -38,8 +38,8 @@ class DeltaProduct(GatedDeltaNet):
     def __init__(
         self,
         hidden_size: int,
-        num_heads: int,
-        head_dim: int,
+        num_heads: int | None = None,
+        head_dim: int | None = None,
         *,
         num_updates: int = 2,
         beta_range: int = 2,
@@ -81,10 +81,14 @@ class DeltaProduct(GatedDeltaNet):
         return torch.stack([*rest, y], 2).flatten(1, 2)
 
     def _project(
-        self, x: Tensor, past: dict[str, Tensor], cu_seqlens: Tensor | None = None
+        self,
+        x: Tensor,
+        past: dict[str, Tensor],
+        cu_seqlens: Tensor | None = None,
+        attention_mask: Tensor | None = None,
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The operator's arguments on n T sub-steps, for x [B, T, d]."""
-        y, new_past = super()._project(x, past, cu_seqlens)
+        y, new_past = super()._project(x, past, cu_seqlens, attention_mask)
         beta = self._substeps(y["beta"].unsqueeze(-1)).squeeze(-1)
         k, v = self._substeps(y["k"]), self._substeps(y["v"])
         return {"q": self._last(y["q"]), "k": k, "v": v, "g": self._first(y["g"]), "beta": beta}, new_past
@@ -98,7 +102,7 @@ class DeltaProduct(GatedDeltaNet):
     ) -> tuple[Tensor, Tensor | None]:
         cu_seqlens = None if cu_seqlens is None else cu_seqlens * self.num_updates
         o, state = super()._run(y, initial_state, cu_seqlens, output_final_state)
-        return o.unflatten(1, (-1, self.num_updates))[:, :, -1], state
+        return o[:, self.num_updates - 1 :: self.num_updates], state
 
     def _run_step(self, y: dict[str, Any], state: Tensor) -> tuple[Tensor, Tensor]:
         for i in range(self.num_updates):

@@ -37,8 +37,8 @@ class GatedDeltaNet(ComplexKDA):
     def __init__(
         self,
         hidden_size: int,
-        num_heads: int,
-        head_dim: int,
+        num_heads: int | None = None,
+        head_dim: int | None = None,
         *,
         forget: bool = True,
         beta_range: int = 1,
@@ -86,6 +86,9 @@ class GatedDeltaNet(ComplexKDA):
     def _options(self) -> dict[str, Any]:
         return {"beta_range": self.beta_range, "normalize_qk": True}
 
+    def _still(self) -> float:
+        return 0.0
+
     def _alpha(self, g: Tensor) -> Tensor:
         return g.exp()
 
@@ -114,8 +117,8 @@ class SeparateGates(ComplexKDA):
     def __init__(
         self,
         hidden_size: int,
-        num_heads: int,
-        head_dim: int,
+        num_heads: int | None = None,
+        head_dim: int | None = None,
         *,
         gate: str = "sigmoid",
         erase_range: int = 1,

@@ -49,6 +49,8 @@ MIXERS: dict[str, Mixer] = {
     name: Mixer(ComplexKDA, _RANGE_LABELS[name], {"gate": gate, "beta_range": beta_range})
     for name, (gate, beta_range) in RANGES.items()
 } | {
+    "kda-softplus": Mixer(ComplexKDA, "KDA, softplus gate", {"gate": "softplus", "beta_range": 1}),
+    "kda-softplus-beta2": Mixer(ComplexKDA, "KDA, softplus gate, β to 2", {"gate": "softplus", "beta_range": 2}),
     "ckda-separate": Mixer(SeparateGates, "Complex KDA, erase and write apart", {"gate": "signed", "erase_range": 2}),
     "gdn2": Mixer(SeparateGates, "GDN-2 / RWKV-7", {"gate": "sigmoid", "erase_range": 1}),
     "gdn2-erase2": Mixer(SeparateGates, "GDN-2, erase to 2", {"gate": "sigmoid", "erase_range": 2}),
@@ -56,6 +58,8 @@ MIXERS: dict[str, Mixer] = {
     "deltanet-beta2": Mixer(GatedDeltaNet, "DeltaNet, β to 2", {"forget": False, "beta_range": 2}),
     "gdn": Mixer(GatedDeltaNet, "GDN", {"beta_range": 1}),
     "gdn-beta2": Mixer(GatedDeltaNet, "GDN, β to 2", {"beta_range": 2}),
+    "deltaproduct1": Mixer(DeltaProduct, "DeltaProduct₁", {"num_updates": 1}),
+    "deltaproduct2-beta1": Mixer(DeltaProduct, "DeltaProduct₂, β to 1", {"num_updates": 2, "beta_range": 1}),
     "deltaproduct2": Mixer(DeltaProduct, "DeltaProduct₂", {"num_updates": 2}),
     "deltaproduct3": Mixer(DeltaProduct, "DeltaProduct₃", {"num_updates": 3}),
     "gated-deltaproduct2": Mixer(DeltaProduct, "Gated DeltaProduct₂", {"num_updates": 2, "forget": True}),
@@ -74,9 +78,9 @@ def build_mixer(name: str, d_model: int, num_heads: int, head_dim: int, **option
         2976856
         >>> build_mixer("mamba", 8, 1, 8)
         Traceback (most recent call last):
-        ValueError: there is no mixer 'mamba'; there are kda, kda-beta2, kda-signed, ckda, ckda-separate, gdn2, gdn2-erase2,
-        deltanet, deltanet-beta2, gdn, gdn-beta2, deltaproduct2, deltaproduct3, gated-deltaproduct2, gated-deltaproduct3,
-        attention, gru
+        ValueError: there is no mixer 'mamba'; there are kda, kda-beta2, kda-signed, ckda, kda-softplus, kda-softplus-beta2,
+        ckda-separate, gdn2, gdn2-erase2, deltanet, deltanet-beta2, gdn, gdn-beta2, deltaproduct1, deltaproduct2-beta1,
+        deltaproduct2, deltaproduct3, gated-deltaproduct2, gated-deltaproduct3, attention, gru
     """
     if name not in MIXERS:
         raise ValueError(f"there is no mixer {name!r}; there are {', '.join(MIXERS)}")

@@ -138,7 +138,7 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype = torch
     if found is None or not (found / "checkpoint.json").is_file():
         raise ValueError(f"{path} is neither a model folder, nor a training run, nor a checkpoint")
     manifest = checkpoint.read_manifest(found)
-    model = ComplexKDAForCausalLM(ComplexKDAConfig(**manifest["config"] | changes))
+    model = ComplexKDAForCausalLM(_configuration(str(found), manifest["config"] | changes))
     tensors = {f"model/{name}": p.detach() for name, p in model.named_parameters()}
     checkpoint.load(found, tensors, alone, verify=False)
     for name, p in model.named_parameters():

@@ -24,13 +24,14 @@ class RecurrentLayer(CacheLayerMixin):
         self.carried: Any = None
         self.num_seen = 0
 
-    def run(self, mixer: Any, x: Tensor) -> Tensor:
-        """x [B, T, d] -> [B, T, d], from what is carried; and carry on."""
+    def run(self, mixer: Any, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """x [B, T, d] -> [B, T, d], from what is carried; and carry on. attention_mask [B, T] is 0 at padding."""
         if self.carried is not None and x.shape[1] == 1:
-            y, self.carried = mixer.step(x.squeeze(1), self.carried)
+            mask = None if attention_mask is None else attention_mask.squeeze(1)
+            y, self.carried = mixer.step(x.squeeze(1), self.carried, attention_mask=mask)
             y = y.unsqueeze(1)
         else:
-            y, self.carried = mixer.prefill(x, self.carried)
+            y, self.carried = mixer.prefill(x, self.carried, attention_mask=attention_mask)
         self.num_seen += x.shape[1]
         self.is_initialized = True
         return y

@@ -12,15 +12,7 @@ from ckda.models.mixers import ATTENTION, RECURRENT
 __all__ = ["ComplexKDAConfig"]
 
 #: what transformers hands to a configuration besides its fields
-_OF_TRANSFORMERS = (
-    "attn_implementation",
-    "auto_map",
-    "experts_implementation",
-    "model_type",
-    "name_or_path",
-    "tokenizer_class",
-    "torch_dtype",
-)
+_OF_TRANSFORMERS = ("attn_implementation", "auto_map", "experts_implementation", "tokenizer_class")
 
 
 @strict
@@ -88,7 +80,7 @@ class ComplexKDAConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         for name in kwargs:
-            if name not in _OF_TRANSFORMERS and not name.startswith("_"):
+            if name not in _OF_TRANSFORMERS and not name.startswith("_") and not hasattr(type(self), name):
                 near = get_close_matches(name, [f.name for f in fields(self)], 1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise ValueError(f"{name!r} is no setting of a model{hint}")

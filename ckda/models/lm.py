@@ -66,7 +66,7 @@ class Block(GradientCheckpointingLayer):
         x: Tensor,
         *,
         cu_seqlens: Tensor | None = None,
-        present: Tensor | None = None,
+        attention_mask: Tensor | None = None,
         angles: tuple[Tensor, Tensor] | None = None,
         sight: Sight | None = None,
         past_key_values: ModelCache | None = None,
@@ -75,17 +75,16 @@ class Block(GradientCheckpointingLayer):
 
         Args:
             cu_seqlens: [N + 1] of packed sequences, B = 1.
-            present: bool [B, T, 1], False at padding: a recurrent mixer gets a zero there, so k = v = 0, and a state that
-                starts at zero stays zero until the first token. angles, sight: for attention.
+            attention_mask: bool [B, T], False at padding, for a recurrent mixer. angles, sight: for attention.
         """
         y = self.mixer_norm(x)
         layer: Any = None if past_key_values is None else past_key_values.layers[self.index]
         if isinstance(self.mixer, Attention):
             y = self.mixer(y, angles, sight, layer)
+        elif layer is None:
+            y = self.mixer(y, cu_seqlens=cu_seqlens, attention_mask=attention_mask)
         else:
-            if present is not None:
-                y = y * present
-            y = self.mixer(y, cu_seqlens=cu_seqlens) if layer is None else layer.run(self.mixer, y)
+            y = layer.run(self.mixer, y, attention_mask)
         x = x + y
         return x + self.mlp(self.mlp_norm(x))
 
@@ -227,7 +226,7 @@ class ComplexKDAModel(ComplexKDAPreTrainedModel):
         padding = None if attention_mask is None else _padding(attention_mask, B, seen + T, cache is not None)
         shared: dict[str, Any] = {"cu_seqlens": cu_seqlens}
         if padding is not None:
-            shared["present"] = padding[:, seen:].unsqueeze(-1)
+            shared["attention_mask"] = padding[:, seen:]
         kinds = {ATTENTION[mixer] for mixer in self.mixers if mixer in ATTENTION}
         if any(kind.rope for kind in kinds):
             if position_ids is None:

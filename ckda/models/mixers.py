@@ -6,7 +6,6 @@ from torch import nn
 
 from ckda.layers.attention import Attention
 from ckda.layers.complex_kda import ComplexKDA
-from ckda.layers.delta_product import DeltaProduct
 from ckda.layers.mixers import MIXERS, Mixer
 
 if TYPE_CHECKING:
@@ -14,13 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ATTENTION", "RECURRENT", "AttentionKind", "build_mixer"]
 
-#: mixers with a state
-RECURRENT: dict[str, Mixer] = {name: mixer for name, mixer in MIXERS.items() if mixer.is_delta_rule} | {
-    "kda-softplus": Mixer(ComplexKDA, "KDA, softplus gate", {"gate": "softplus", "beta_range": 1}),
-    "kda-softplus-beta2": Mixer(ComplexKDA, "KDA, softplus gate, β to 2", {"gate": "softplus", "beta_range": 2}),
-    "deltaproduct1": Mixer(DeltaProduct, "DeltaProduct₁", {"num_updates": 1}),
-    "deltaproduct2-beta1": Mixer(DeltaProduct, "DeltaProduct₂, β to 1", {"num_updates": 2, "beta_range": 1}),
-}
+#: mixers with a state of fixed size
+RECURRENT: dict[str, Mixer] = {name: mixer for name, mixer in MIXERS.items() if mixer.is_delta_rule}
 
 
 class AttentionKind(NamedTuple):

@@ -10,9 +10,14 @@ G and the triangular inverse are in float64: with equal keys a rounding error of
 orthogonal transition never forgets it. Everything else is in the state's dtype. How tokens are
 decayed against each other is in ckda/ops/decay.py.
 
+A non-finite token changes nothing before it, as in the recurrence. But 0 * NaN is NaN, so a product with a triangular matrix
+carries it to all rows. On a CPU a result that is not finite is therefore computed again with :func:`_careful_product`;
+on other devices, where looking at a result would wait for it, a non-finite value may reach the earlier tokens of its chunk.
+
 Legend of axes: R = B * HV rows, NC chunks, C chunk, M = R * NC, K key width, V value width, h half a block.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -113,7 +118,34 @@ def _diagonal_block(A: Tensor, h: int) -> Tensor:
     return A.as_strided((*A.shape[:-2], C // h, h, h), (*lead, h * (row + column), row, column), A.storage_offset())
 
 
-def _inverse(A: Tensor) -> Tensor:
+#: of a lower triangular matrix [..., C, C] and rows [..., C, D]
+_Product = Callable[[Tensor, Tensor], Tensor]
+
+
+def _careful_product(L: Tensor, X: Tensor) -> Tensor:
+    """L @ X in which a non-finite row of X reaches no row above it; the same bits where all is finite.
+
+    Example:
+        >>> _careful_product(torch.eye(3), torch.tensor([1.0, torch.nan, 2.0]).view(3, 1)).flatten()
+        tensor([1., nan, nan])
+    """
+    spoilt = (X * 0).cumsum(-2)  # zero, NaN from the first non-finite row on
+    return L @ X.where(X.isfinite(), 0) + spoilt
+
+
+def _transposed(product: _Product, L: Tensor, X: Tensor) -> Tensor:
+    """L^T @ X, for which time runs backwards: read from its end, L^T is lower triangular too."""
+    if product is torch.matmul:
+        return L.mT @ X
+    return product(L.mT.flip(-1, -2), X.flip(-2)).flip(-2)
+
+
+def _spoilt(x: Tensor) -> bool:
+    """Whether there is a non-finite value in x, on a CPU. A sum that overflows counts: then work is done twice for nothing."""
+    return x.device.type == "cpu" and not bool(x.sum(dtype=torch.promote_types(x.dtype, torch.float32)).isfinite())
+
+
+def _inverse(A: Tensor, product: _Product) -> Tensor:
     """The inverse of a lower triangular A [M, C, C]: forward substitution on blocks of 16, then exact block merges.
 
     Only the lower triangle of A is read.
@@ -127,16 +159,16 @@ def _inverse(A: Tensor) -> Tensor:
     h = base
     while h < C:
         left, right = _diagonal_block(inverse, h).unflatten(-3, (-1, 2)).unbind(-3)
-        lower_blocks(inverse, h).copy_((right @ lower_blocks(A, h) @ left).neg_())
+        lower_blocks(inverse, h).copy_(product(right, lower_blocks(A, h) @ left).neg_())
         h *= 2
     return inverse
 
 
-def _solver(G: Tensor, rate: Tensor, norm2: Tensor) -> Tensor:
+def _solver(G: Tensor, rate: Tensor, norm2: Tensor, product: _Product) -> Tensor:
     """(Diag(norm2) + G Diag(rate))^-1 [M, C, C] in float64; rate and norm2 [M, C, 1]."""
     A = G * rate.mT.to(G.dtype)
     A.diagonal(dim1=-2, dim2=-1).copy_(norm2.squeeze(-1))
-    return _inverse(A)
+    return _inverse(A, product)
 
 
 # The state pass ------------------------------------------------------------------------------------------------------
@@ -258,12 +290,18 @@ def _saved_like(call: Call) -> list[Tensor]:
     return [torch.empty(shapes[name], dtype=call.state_dtype, device=call.v.device) for name in _Saved._fields]
 
 
-def _decayed(call: Call, q: Tensor, k: Tensor, a: Tensor, alpha: Tensor) -> Decayed:
-    return decayed(q, k, a, alpha, bounded=call.gate in ("signed", "sigmoid"))
+def _is_bounded(call: Call) -> bool:
+    return call.gate in ("signed", "sigmoid")
 
 
 def _forward(call: Call) -> tuple[Tensor, Tensor, list[Tensor]]:
     """o [B, T, HV, V], the final state [N, HV, K, V], and what :func:`_backward` reads again."""
+    result = _forward_by(torch.matmul, call)
+    return _forward_by(_careful_product, call) if _spoilt(result[0]) else result
+
+
+def _forward_by(product: _Product, call: Call) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """:func:`_forward` with this product of triangular matrices."""
     layout = _Layout(call)
     C, dtype, separate = layout.C, call.state_dtype, call.erase is not None
     raw = _raw(call, layout)
@@ -271,24 +309,24 @@ def _forward(call: Call) -> tuple[Tensor, Tensor, list[Tensor]]:
     layout.fill_padding(prepared.alpha, 1.0)
     q, k, a, w, alpha, rate, norm2 = (_chunks(t, C) for t in prepared)
     a = a if separate else k
-    decay = _decayed(call, q, k, a, alpha)
+    decay = decayed(q, k, a, alpha, _is_bounded(call))
     scores, G = decay.scores()
-    wide = _solver(G, rate, norm2)
+    wide = _solver(G, rate, norm2, product)
     solver = wide.to(dtype)
-    y = solver @ w
+    y = product(solver, w)
     if _stateless(call, layout):
         states = y.new_empty(layout.B * layout.HV, 0, k.shape[-1], y.shape[-1])
         u = y * rate
-        o = scores @ u
+        o = product(scores, u)
         final = call.zero_state()
         if call.output_final_state:
             final = (decay.kQ.mT @ u).unflatten(0, (layout.B, layout.HV))
     else:
-        W = (wide @ decay.aP).to(dtype)
+        W = product(wide, decay.aP).to(dtype)
         carry = layout.rows(y, W, decay.kQ, rate, decay.total.unsqueeze(-1))
         y, states, final = (x.to(dtype) for x in _state_pass(layout, carry, call.start_state().to(carry.Y.dtype)))
         y = y.flatten(0, 1)
-        o = torch.baddbmm(scores @ (y * rate), decay.qP, states.flatten(0, 1))
+        o = torch.baddbmm(product(scores, y * rate), decay.qP, states.flatten(0, 1))
     o = layout.join(o.view(layout.B, layout.HV, layout.NC * C, -1), call.v.dtype)
     kept = _Saved(
         q=q,
@@ -309,26 +347,47 @@ def _forward(call: Call) -> tuple[Tensor, Tensor, list[Tensor]]:
 
 
 def _backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None) -> Gradients:
-    """Gradients of everything :class:`Gradients` names, from do [B, T, HV, V] and dfinal [N, HV, K, V] or None."""
-    x = _Saved(*saved)
-    layout = _Layout(call)
+    """Gradients of everything :class:`Gradients` names, from do [B, T, HV, V] and dfinal [N, HV, K, V] or None.
+
+    A non-finite do_t or q_t changes nothing after t, a non-finite v_t nothing before t, as in the recurrence. For that the
+    decays must be :class:`ckda.ops.decay.Halves`: the other way sums all tokens of a chunk and takes some away again.
+    """
+    x, layout = _Saved(*saved), _Layout(call)
     do = _chunks(layout.split(do, call.state_dtype), layout.C)
-    decay = _decayed(call, x.q, x.k, x.k if call.erase is None else x.a, x.alpha)
+    found = _backward_by(torch.matmul, _is_bounded(call), call, layout, x, do, dfinal)
+    if _spoilt(found.tokens.log_alpha):
+        found = _backward_by(_careful_product, False, call, layout, x, do, dfinal)
+    return _finish(call, layout, x, *found)
+
+
+class _ChunkGrads(NamedTuple):
+    """Gradients of the prepared chunks."""
+
+    tokens: TokenGrads
+    w: Tensor  #: [M, C, V]
+    rate: Tensor | None  #: [M, C, 1]
+    state: Tensor | None  #: [N, HV, K, V] the initial one
+
+
+def _backward_by(
+    product: _Product, bounded: bool, call: Call, layout: _Layout, x: _Saved, do: Tensor, dfinal: Tensor | None
+) -> _ChunkGrads:
+    """:func:`_backward` up to :func:`prepare`, with this product of triangular matrices; do [M, C, V]."""
+    decay = decayed(x.q, x.k, x.k if call.erase is None else x.a, x.alpha, bounded)
     u = x.y * x.rate
-    du = x.scores.mT @ do
+    du = _transposed(product, x.scores, do)
     if _stateless(call, layout):
-        du, r, carried, dstate = *_stateless_backward(x, decay, u, du, dfinal), None
+        du, r, carried, dstate = *_stateless_backward(product, x, decay, u, du, dfinal), None
     else:
-        du, r, carried, dstate = _carried_backward(call, layout, x, decay, u, du, do, dfinal)
+        du, r, carried, dstate = _carried_backward(product, call, layout, x, decay, u, du, do, dfinal)
     drate = None
     if call.erase is None:
-        drate = torch.linalg.vecdot(du - x.G.tril(-1).mT @ r, x.y).unsqueeze(-1)
-    tokens = decay.backward(do @ u.mT, (r @ u.mT).neg_(), carried)
-    return _finish(call, layout, x, tokens, r, drate, dstate)
+        drate = torch.linalg.vecdot(du - _transposed(product, x.G.tril(-1), r), x.y).unsqueeze(-1)
+    return _ChunkGrads(decay.backward(do @ u.mT, (r @ u.mT).neg_(), carried), r, drate, dstate)
 
 
 def _stateless_backward(
-    x: _Saved, decay: Decayed, u: Tensor, du: Tensor, dfinal: Tensor | None
+    product: _Product, x: _Saved, decay: Decayed, u: Tensor, du: Tensor, dfinal: Tensor | None
 ) -> tuple[Tensor, Tensor, DecayedGrads | None]:
     """du completed by the final state's gradient, r = that of w, and the gradients of what decays to the end."""
     carried = None
@@ -337,10 +396,11 @@ def _stateless_backward(
         du = torch.baddbmm(du, decay.kQ, dS)
         zero = torch.zeros_like(x.k)
         carried = DecayedGrads(zero, zero, u @ dS.mT, torch.zeros_like(zero[:, 0]))
-    return du, x.solver.mT @ (du * x.rate), carried
+    return du, _transposed(product, x.solver, du * x.rate), carried
 
 
 def _carried_backward(
+    product: _Product,
     call: Call,
     layout: _Layout,
     x: _Saved,
@@ -352,14 +412,14 @@ def _carried_backward(
 ) -> tuple[Tensor, Tensor, DecayedGrads, Tensor]:
     """:func:`_stateless_backward` with states carried between chunks, and the gradient of the initial states."""
     S, kQ, total = x.states.flatten(0, 1), decay.kQ, decay.total
-    W = x.solver @ decay.aP.to(du.dtype)
+    W = product(x.solver, decay.aP.to(du.dtype))
     carry = layout.rows(du, W, kQ, x.rate, total.unsqueeze(-1))
     dlast = call.zero_state() if dfinal is None else dfinal.to(du.dtype)
     dS_local = (decay.qP.mT @ do).view_as(x.states)
     reverse = _reverse_state_pass(layout, carry, *(t.to(carry.Y.dtype) for t in (dS_local, dlast)))
     du, dafter, dstate = (t.to(W.dtype) for t in reverse)
     du, dafter = du.flatten(0, 1), dafter.flatten(0, 1)
-    r = x.solver.mT @ (du * x.rate)
+    r = _transposed(product, x.solver, du * x.rate)
     dtotal = torch.linalg.vecdot(dafter, S)
     return du, r, DecayedGrads(do @ S.mT, (r @ S.mT).neg_(), u @ dafter.mT, dtotal), dstate
 

@@ -115,7 +115,7 @@ torch.library.register_autograd("ckda::complex_kda_backward", _refuse_second_der
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
-    *fields, _ = inputs
+    *fields, ctx.has_saved = inputs
     call, num = Call(*fields), len(_TENSORS)
     ctx.set_materialize_grads(False)
     read_again = output[:1] if BACKENDS[call.backend].reads_output else ()
@@ -128,6 +128,8 @@ def _autograd(ctx: Any, grads: Sequence[Tensor | None], run: Callable = torch.op
     kept = ctx.saved_tensors  # read once: gradient checkpointing allows no second time
     tensors, saved = kept[:num], list(kept[num:])
     call = Call(*tensors, *ctx.options)
+    if not ctx.has_saved:
+        saved = [*_forward(*call, True)[2:], *saved]
     do, dstate = grads[0], grads[1]
     if do is None:
         do = torch.zeros_like(call.v)
@@ -218,7 +220,8 @@ def apply(call: Call, backend: Backend) -> tuple[Tensor, Tensor]:
         if backend.backward is None:
             return backend.forward(call)
         _refuse_other_derivatives(call)
-        needed = call.needs_gradient
+        # how many tensors are saved depends on T, which an exported program may leave open: it computes them again
+        needed = call.needs_gradient and not torch.compiler.is_exporting()
         if not _is_plain(call):
             outputs = torch.ops.ckda.complex_kda(*call, needed)
         elif needed:

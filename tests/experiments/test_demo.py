@@ -14,6 +14,7 @@ from ckda.experiments.tracking.task import WordProblem
 from ckda.train import Ensemble, Recipe, train
 
 
+@pytest.mark.slow
 def test_smoke_run_writes_everything(tmp_path, capsys):
     assert cli.main(["demo", "--smoke", "--device", "cpu", "--out", str(tmp_path), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -27,6 +28,7 @@ def test_smoke_run_writes_everything(tmp_path, capsys):
     assert not list(tmp_path.glob("*.checkpoint.pt"))
 
 
+@pytest.mark.slow
 def test_interrupted_run_goes_on(tmp_path, monkeypatch, capsys):
     arguments = ["demo", "--smoke", "--device", "cpu", "--out", str(tmp_path), "--json"]
     assert cli.main([*arguments[:-2], str(tmp_path / "whole"), "--json"]) == 0

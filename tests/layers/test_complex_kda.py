@@ -136,11 +136,132 @@ def test_beta_spread_has_modes_at_a_half_and_three_halves():
         ({"initial_state": torch.eye(3)}, "initial_state"),
         ({"gate_init": "spread", "gate": "sigmoid"}, "gate spread"),
         ({"beta_init": "spread", "beta_range": 1}, "beta_init is 'spread'"),
+        ({"num_heads": 0}, "num_heads is 0; it must be at least 1"),
+        ({"head_dim": -8}, "head_dim is -8"),
+        ({"num_v_heads": 0}, "num_v_heads is 0"),
+        ({"head_v_dim": 0}, "head_v_dim is 0"),
+        ({"conv_size": -1}, "conv_size is -1"),
+        ({"num_heads": 5, "head_dim": None}, "num_heads is 5; alone it must divide hidden_size = 24"),
+        ({"num_heads": None, "head_dim": 7}, "head_dim is 7; alone it must divide hidden_size = 24"),
     ],
 )
 def test_wrong_options_are_refused(options, names):
     with pytest.raises(ValueError, match=names):
         ComplexKDA(24, **({"num_heads": 2, "head_dim": 8} | options))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "heads"),
+    [
+        ((256,), (2, 128)),
+        ((192,), (3, 64)),
+        ((24,), (3, 8)),
+        ((24, 2), (2, 12)),
+        ((24, None, 4), (6, 4)),
+        ((24, 2, 5), (2, 5)),
+    ],
+)
+def test_default_heads(arguments, heads):
+    layer = ComplexKDA(*arguments)
+    assert (layer.num_heads, layer.head_dim) == heads
+    assert layer(torch.randn(1, 3, arguments[0])).shape == (1, 3, arguments[0])
+
+
+def test_a_width_without_default_heads():
+    with pytest.raises(ValueError, match="num_heads and head_dim are None; a hidden_size of 33 needs one"):
+        ComplexKDA(33)
+
+
+@pytest.mark.parametrize(
+    ("use", "says"),
+    [
+        (lambda layer, x: layer(x[0]), r"the shape of x is \[5, 24\]; it must be \[B, T, d\] = \[B, T, 24\]"),
+        (lambda layer, x: layer(x[..., :20]), r"the shape of x is \[2, 5, 20\]"),
+        (lambda layer, x: layer.prefill(x[0]), r"the shape of x is \[5, 24\]"),
+        (lambda layer, x: layer.step(x, layer.prefill(x)[1]), r"the shape of x is \[2, 5, 24\]; it must be \[B, d\]"),
+        (lambda layer, x: layer(x, attention_mask=torch.ones(2, 4)), r"attention_mask is \[2, 4\]; .* = \[2, 5\]"),
+        (
+            lambda layer, x: layer(x[:1], attention_mask=torch.ones(1, 5), cu_seqlens=torch.tensor([0, 5])),
+            "cu_seqlens and attention_mask are given",
+        ),
+        (
+            lambda layer, x: layer.prefill(x, attention_mask=torch.tensor([[1, 1, 1, 1, 0]] * 2)),
+            "padding right of a token",
+        ),
+    ],
+)
+def test_wrong_inputs_are_refused(use, says):
+    layer, x = make(), torch.randn(2, 5, 24, dtype=torch.float64)
+    with pytest.raises(ValueError, match=says):
+        use(layer, x)
+
+
+@pytest.mark.parametrize("padding", ["left", "right", "both"])
+@pytest.mark.parametrize("name", ["plain", "no convolution, no silu", "learned state", "identity state", "classic kda"])
+def test_padding_changes_nothing(name, padding):
+    """Outputs and gradients of sequences of 7, 12 and 3 tokens in one padded batch are those of each alone."""
+    layer = make(**VARIANTS[name])
+    if name == "learned state":
+        torch.nn.init.normal_(layer.initial_state)
+    lengths, T = (7, 12, 3), 12 if padding != "both" else 20
+    x = torch.randn(3, T, 24, dtype=torch.float64)
+    mask = torch.zeros(3, T, dtype=torch.long)
+    parts = []
+    for b, n in enumerate(lengths):
+        first = {"left": T - n, "right": 0, "both": 2 + b}[padding]
+        mask[b, first : first + n] = 1
+        parts.append(x[b : b + 1, first : first + n])
+    y = layer(x.masked_fill(mask[..., None] == 0, torch.nan), attention_mask=mask)
+    alone = torch.cat([layer(part)[0] for part in parts])
+    torch.testing.assert_close(y[mask == 1], alone, rtol=1e-9, atol=1e-11)
+    assert (y[mask == 0] == 0).all()
+    parameters = list(layer.parameters())
+    do = torch.randn_like(alone)
+    expected = torch.autograd.grad(alone, parameters, do)
+    torch.testing.assert_close(torch.autograd.grad(y[mask == 1], parameters, do), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["plain", "learned state"])
+def test_decoding_after_padding_on_the_left(name):
+    """A prompt with padding in front, in two parts, then one token: as without the padding."""
+    layer = make(**VARIANTS[name])
+    if name == "learned state":
+        torch.nn.init.normal_(layer.initial_state)
+    x = torch.randn(2, 10, 24, dtype=torch.float64)
+    mask = torch.ones(2, 10)
+    mask[0, :6] = 0  # the first part holds no token of this sequence
+    _, cache = layer.prefill(x[:, :5], attention_mask=mask[:, :5])
+    _, cache = layer.prefill(x[:, 5:9], cache, attention_mask=mask[:, 5:9])
+    y, _ = layer.step(x[:, 9], cache, attention_mask=mask[:, 9])
+    torch.testing.assert_close(y[0], layer(x[:1, 6:])[0, -1], rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(y[1], layer(x[1:])[0, -1], rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("conv_size", [4, 0])
+def test_a_non_finite_token_changes_nothing_before_it(conv_size):
+    layer, x = make(conv_size=conv_size), torch.randn(2, 40, 24, dtype=torch.float64)
+    y = layer(x)
+    x[0, 30] = torch.inf
+    z = layer(x)
+    assert torch.equal(y[0, :30], z[0, :30])
+    assert torch.equal(y[1], z[1])
+    assert not z[0, 30:].isfinite().any()
+
+
+@pytest.mark.parametrize("graph", ["with gradients", "without"])
+def test_export_with_any_length(graph):
+    """torch.export with open B and T through the operator's fake implementation; the program can still be trained."""
+    layer = make().float()
+    sizes = {"x": {0: torch.export.Dim("B", min=1), 1: torch.export.Dim("T", min=2, max=4096)}}
+    with torch.set_grad_enabled(graph == "with gradients"):
+        program = torch.export.export(layer, (torch.randn(2, 40, 24),), dynamic_shapes=sizes).module()
+    assert sum("complex_kda" in str(node.target) for node in program.graph.nodes) == 1
+    for B, T in ((1, 2), (3, 77)):
+        x = torch.randn(B, T, 24, requires_grad=True)
+        y, z = layer(x), program(x)
+        torch.testing.assert_close(z, y)
+        do = torch.randn_like(y)
+        torch.testing.assert_close(torch.autograd.grad(z, x, do), torch.autograd.grad(y, x, do))
 
 
 def test_prescribed_state_is_no_parameter():

@@ -14,9 +14,10 @@ import torch
 
 from ckda.lm import replay
 from ckda.lm import train as train_module
+from ckda.lm.log import read_log
 from ckda.lm.parallel import World
 from ckda.lm.recipe import Recipe
-from ckda.lm.train import Options, Trainer, read_log, why_eager
+from ckda.lm.train import Options, Trainer, why_eager
 
 from . import worker
 
@@ -99,7 +100,7 @@ def losses(tokens: Path, out: Path, **recipe: Any) -> tuple[list[float], Trainer
     one = Trainer(worker.build, tokens, Recipe(**worker.RECIPE | changes | recipe), out, world, Options())
     Cuda.owner, Cuda.replays = one._replay, 0
     one.run()
-    return [row["loss"] for row in read_log(out / "log.jsonl") if "loss" in row], one
+    return [row.loss for row in read_log(out / "log.jsonl") if row.loss is not None], one
 
 
 @pytest.mark.parametrize("micro", [0, 2])

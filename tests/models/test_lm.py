@@ -228,6 +228,7 @@ def test_every_parameter_gets_a_gradient():
             assert parameter.grad.abs().sum() > 0, parameter_name
 
 
+@pytest.mark.slow
 def test_training_is_one_graph():
     """Without a break, so nothing is read back from the device: packed and plain batches, loss and gradients included."""
     model, ids = make("hybrid", hybrid_every=2, num_hidden_layers=2).train(), words(1, 20)
@@ -402,6 +403,7 @@ def test_wrong_calls_are_refused():
     close(logits(model, ids, attention_mask=right)[0, :4], logits(model, ids[:1, :4])[0])  # harmless in one pass
 
 
+@pytest.mark.slow
 def test_small_models_need_no_transformers():
     code = "import sys, ckda.experiments.tracking.model, ckda.experiments.audio.model; print('transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

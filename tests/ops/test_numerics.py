@@ -388,6 +388,71 @@ def test_the_future_does_not_leak_in_packed_sequences(backend: str) -> None:
         assert torch.equal(before["state"][rest], after["state"][rest])
 
 
+#: a decay of each kind, one call without a state and one with separate gates
+SPOILT_CASES = [
+    {"gate": "signed", "initial": True},
+    {"gate": None, "beta_range": None},
+    {"gate": "softplus", "separate": True, "initial": True},
+]
+
+
+def _spoilt(call: Call, name: str, t: int, value: float) -> Call:
+    """The first sequence's `name` at time t set to `value`."""
+    x = call[name].clone()
+    x[0, t] = value
+    return call | {name: x}
+
+
+@pytest.mark.parametrize("backend", BOTH)
+@pytest.mark.parametrize("case", SPOILT_CASES, ids=str)
+def test_a_non_finite_value_changes_nothing_before_it(case: dict, backend: str) -> None:
+    """To the last bit, in both halves of a chunk; and nothing in the other sequence of the batch."""
+    call = make_call(B=2, T=75, H=2, K=40, V=5, dtype=torch.float32, **case)
+    before = run(call, backend, gradients=False)
+    for name in ("q", "k", "v", "g", "beta", "erase", "write"):
+        for t, value in ((5, math.nan), (30, math.nan), (62, math.inf)):
+            if call.get(name) is None:
+                continue
+            after = run(_spoilt(call, name, t, value), backend, gradients=False)
+            assert torch.equal(before["o"][0, :t], after["o"][0, :t]), f"{name} = {value} at {t} reaches back"
+            assert_same_bits({n: x[1] for n, x in after.items()}, {n: x[1] for n, x in before.items()})
+            if math.isnan(value):
+                assert after["o"][0, t].isnan().any()
+                assert after["o"][0, t + 1 :].isnan().any() == (name != "q")  # a query is read once
+
+
+@pytest.mark.parametrize("backend", BOTH)
+def test_a_non_finite_value_stays_in_its_packed_sequence(backend: str) -> None:
+    call = make_call(B=1, T=80, H=1, K=40, V=5, dtype=torch.float32, cu_seqlens=[0, 20, 50, 80])
+    before, after = (run(x, backend, gradients=False)["o"] for x in (call, _spoilt(call, "v", 40, math.nan)))
+    rest = [*range(40), *range(50, 80)]
+    assert torch.equal(before[:, rest], after[:, rest])
+    assert after[:, 40:50].isnan().all()
+
+
+def _gradients(call: Call, do: Tensor, backend: str) -> Call:
+    names = [n for n in ("q", "k", "v", "g", "beta", "erase", "write") if call.get(n) is not None]
+    leaves = call | {n: call[n].clone().requires_grad_() for n in names}
+    o, _ = complex_kda(**leaves, backend=backend)
+    return dict(zip(names, torch.autograd.grad(o, [leaves[n] for n in names], do), strict=True))
+
+
+@pytest.mark.parametrize("backend", BOTH)
+@pytest.mark.parametrize("case", SPOILT_CASES, ids=str)
+@pytest.mark.parametrize("name", ["do", "q", "v"])
+def test_gradients_beside_a_non_finite_value(name: str, case: dict, backend: str) -> None:
+    """By the chain rule do_t and q_t reach the tokens up to t and none after, v_t (for a given do) those from t and none before."""
+    call, t = make_call(B=1, T=75, H=1, K=40, V=5, dtype=torch.float32, **case), 40
+    do = torch.randn(call["v"].shape, generator=torch.Generator().manual_seed(0))
+    spoilt_call, spoilt_do = (call, do.clone()) if name == "do" else (_spoilt(call, name, t, math.nan), do)
+    if name == "do":
+        spoilt_do[0, t] = math.nan
+    before, after = _gradients(call, do, backend), _gradients(spoilt_call, spoilt_do, backend)
+    clean = slice(0, t) if name == "v" else slice(t + 1, 75)
+    assert_close({n: x[:, clean] for n, x in after.items()}, {n: x[:, clean] for n, x in before.items()}, 1e-5)
+    assert after["k"][:, t].isnan().any()
+
+
 @pytest.mark.parametrize("backend", BOTH)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(

@@ -31,13 +31,14 @@ from tests.ops.common import (
     rowwise,
     run,
     slice_batch,
+    slice_time,
 )
 
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
 from ckda.ops import triton as kernels  # noqa: E402
-from ckda.ops.triton import chunk, hopper, launch, plan, recurrent, tile  # noqa: E402
+from ckda.ops.triton import chunk, hopper, launch, plan, recurrent, replay, tile  # noqa: E402
 from ckda.ops.triton.portable import backward as chunk_backward  # noqa: E402
 from ckda.ops.triton.portable import forward as chunk_forward  # noqa: E402
 
@@ -542,13 +543,13 @@ def test_decoding_in_place_into_a_state_of_any_layout() -> None:
 
 
 def test_the_backward_pass_reads_q_and_k_only_where_it_must() -> None:
-    """So that strided ones are not copied in vain: not in bfloat16 with a bounded gate."""
+    """So that strided ones are not copied in vain: not with a bounded gate."""
     x = torch.empty(1, 40, 2, 16, device="meta")
     for dtype, gate in ((torch.bfloat16, "signed"), (torch.bfloat16, "softplus"), (torch.float32, "signed")):
         y = x.to(dtype)
         *_, last = chunk.launches(OpCall(y, y, y, y, y[..., 0], gate=gate, beta_range=2, normalize_qk=True))
         read = last.arguments["p_q"] is not None and last.arguments["p_k"] is not None
-        assert read != (dtype == torch.bfloat16 and gate == "signed")
+        assert read != (gate == "signed")
 
 
 # Dispatch -------------------------------------------------------------------------------------------------------------
@@ -593,14 +594,23 @@ def test_when_the_kernels_for_hopper_serve_a_call(monkeypatch: pytest.MonkeyPatc
     fit: dict[str, Any] = {"T": 64, "K": 64, "V": 128}
     for B, H, HV in ((1, 1, 1), (64, 1, 2), (2, 16, 16)):
         assert _form(**fit, B=B, H=H, HV=HV) == "triton-hopper"
+    served: list[dict[str, Any]] = [
+        {"T": 65},
+        {"gate": "softplus"},
+        {"gate": None, "beta_range": None},
+        {"cu_seqlens": [0, 64]},
+        {"gate_dtype": torch.float32},
+        {"V": 256},
+    ]
+    for changes in served:
+        assert _form(**({"B": 1} | fit | changes)) == "triton-hopper"
     others: dict[str, dict[str, Any]] = {
-        "T must be a multiple of 32": {"T": 65},
         "K = 64 or 128": {"K": 96},
         "V a multiple of 64": {"V": 100},
-        "bounded": {"gate": "softplus"},
-        "logit": {"beta_range": None},
-        "packed": {"cu_seqlens": [0, 64]},
-        "bfloat16": {"gate_dtype": torch.float32},
+        "no multiple of 32": {"T": 65, "V": 256},
+        "a given beta": {"beta_range": None, "V": 256},
+        "packed": {"cu_seqlens": [0, 64], "V": 256},
+        "bfloat16": {"dtype": torch.float16},
     }
     for words, changes in others.items():
         call = OpCall(**make_call(**({"B": 1, "dtype": torch.bfloat16} | fit | changes)))
@@ -614,13 +624,14 @@ def test_the_question_for_hopper_can_be_compiled() -> None:
     """Device and shape, for lengths that are not known, without a break."""
 
     def answer(x: Tensor) -> int:
-        call = OpCall(x, x, x, x, x[..., 0], gate="signed", beta_range=2)
+        k = x[..., :64]
+        call = OpCall(k, k, x, k, x[..., 0], gate="signed", beta_range=2)
         return 2 * (hopper.device_refuses(x.device) is None) + (hopper.unfit(call) is None)
 
     compiled = torch.compile(lambda x: x + answer(x), fullgraph=True, dynamic=True, backend="eager")
     found = set()
     for T in (64, 65, 96, 130):
-        x = torch.zeros(1, T, 1, 64, dtype=torch.bfloat16)
+        x = torch.zeros(1, T, 1, 256, dtype=torch.bfloat16)
         found.add(answer(x) % 2)
         assert torch.equal(compiled(x), x + answer(x))
     assert found == {0, 1}
@@ -729,6 +740,13 @@ ON_GPU = {"H": 2, "K": 64, "V": 64, "A_log": True, "dt_bias": True, "dtype": tor
         {"T": 320, "normalize_qk": False, "A_log": False, "dt_bias": False},
         {"T": 320, "V": 192},
         {"T": 32, "B": 1, "H": 1},
+        {"T": 320, "gate": "softplus"},
+        {"T": 320, "gate": "softplus", "K": 128, "V": 128, "HV": 4, "gate_dtype": torch.float32},
+        {"T": 320, "gate": None},
+        {"T": 320, "gate": None, "K": 128, "V": 128, "sign": False, "beta_range": None, "normalize_qk": False},
+        {"T": 320, "gate": None, "K": 128, "V": 64, "beta_range": None},
+        {"T": 320, "K": 128, "V": 128, "beta_range": None, "gate_dtype": torch.float32},
+        {"T": 320, "gate": None, "V": 192, "beta_range": None},
     ],
     ids=str,
 )
@@ -848,6 +866,55 @@ def test_segments_on_a_gpu(T: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run(kept.call, "triton")
     assert not torch.equal(whole["state"], kept.results["state"])
     check_kernels([kept._replace(plain=whole)])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("gate", "K"), [("signed", 64), ("softplus", 128), (None, 64)])
+def test_the_future_does_not_leak_on_a_gpu(gate: str | None, K: int) -> None:
+    """Not by rounding either: tokens of the same chunk, of its other half, and one token more or less."""
+    call = make_call(B=1, T=96, initial=True, **(ON_GPU | {"gate": gate, "K": K, "V": K}))
+    before = run(call, "triton", gradients=False)["o"]
+    for t in (5, 15, 40, 63, 95):
+        after = run(perturbed(call, t), "triton", gradients=False)["o"]
+        assert torch.equal(before[:, :t], after[:, :t]), f"token {t} changes earlier outputs"
+    shorter = run(slice_time(call, slice(0, 75)), "triton", gradients=False)["o"]
+    assert torch.equal(before[:, :75], shorter)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("gate", "K"), [("signed", 128), ("softplus", 64)])
+def test_packed_gives_the_bits_of_separate_sequences_on_a_gpu(gate: str, K: int) -> None:
+    """Forward and backward, beside a sequence of NaN, and though chunks are not whole."""
+    bounds = [0, 70, 70, 102, 103, 230, 300]
+    call = make_call(B=1, T=300, initial=True, cu_seqlens=bounds, **(ON_GPU | {"gate": gate, "K": K, "V": K}))
+    for name in ("q", "k", "v", "g", "beta"):
+        call[name][:, 103:230] = math.nan
+    packed = run(call, "triton")
+    assert packed["o"][:, 103:230].isnan().all()
+    for n, (start, end) in enumerate(pairwise(bounds)):
+        if start == end or start == 103:
+            continue
+        alone = run(member(call, n), "triton", "os")
+        parts = {name: packed[name][:, start:end] for name in ("o", "dq", "dk", "dv", "dg", "dbeta")}
+        parts |= {name: packed[name][n : n + 1] for name in ("state", "dinitial_state")}
+        forward = ("o", "state")
+        assert_same_bits({name: parts[name] for name in forward}, {name: alone[name] for name in forward})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("settings", [{"T": 320}, {"T": 300, "gate": None}, {"T": 300, "K": 32, "V": 32}], ids=str)
+def test_kept_launches_give_the_bits_of_new_ones(settings: dict) -> None:
+    """On other tensors than those that they were kept from, also where two arguments are one tensor."""
+    first, other = (make_call(B=2, initial=True, **(ON_GPU | settings), seed=seed) for seed in (0, 1))
+    replay.forget()
+    fresh = run(other, "triton")
+    replay.forget()
+    run(first, "triton")
+    assert len(replay._TAPES) == 2
+    assert_same_bits(run(other, "triton"), fresh)
+    x = other["k"]
+    one = complex_kda(**(other | {"q": x}), backend="triton")[0]
+    assert torch.equal(one, complex_kda(**(other | {"q": x.clone()}), backend="triton")[0])
 
 
 @pytest.mark.gpu

@@ -1,6 +1,5 @@
 """From a file to layers: compiled machines answer as the direct simulation does, and say why where there is none."""
 
-import doctest
 import json
 import random
 import subprocess
@@ -10,10 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import ckda.theory
 from ckda.cli import main
 from ckda.groups import group
-from ckda.theory import checker, compiler, horizons, modules
+from ckda.theory import checker, horizons
 from ckda.theory.compiler import Compile, Machine, NoRealisation, Run, compile_machine, direct, load, run
 from ckda.theory.machines import WFA
 from ckda.theory.mutations import try_checker
@@ -211,8 +209,3 @@ def test_every_group_of_the_table_follows_20000_letters(name):
     assert machine.module()(torch.tensor([word]))[0].tolist() == direct(machine.certificate, word)
     assert machine.config["elements"][machine.config["identity"]] is not None
     assert group(name).order == len(machine.config["elements"])
-
-
-@pytest.mark.parametrize("module", [compiler, modules, horizons, ckda.theory], ids=lambda m: m.__name__)
-def test_examples(module):
-    assert doctest.testmod(module).failed == 0

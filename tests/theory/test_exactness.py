@@ -1,6 +1,5 @@
 """The constructions through the operator: exact in float64 and float32, and a broken one is noticed."""
 
-import doctest
 from dataclasses import replace
 
 import numpy as np
@@ -57,7 +56,3 @@ def test_bfloat16_keys_end_it_where_float32_does_not():
 def test_a_group_without_a_tracker_is_an_error():
     with pytest.raises(ValueError, match="impossible"):
         programs(["S5"])
-
-
-def test_examples():
-    assert doctest.testmod(exactness).failed == 0

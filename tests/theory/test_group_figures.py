@@ -1,7 +1,5 @@
 """The drawings are made from computed data."""
 
-import doctest
-
 import matplotlib
 import pytest
 
@@ -21,7 +19,3 @@ def test_the_strip_is_the_papers():
     boxes = group_figures.cups_strip()
     assert [box["cups"][:4] for box in boxes] == [[0, 1, 2, 3], [2, 0, 1, 3], [3, 2, 1, 0], [0, 1, 2, 3]]
     assert [box["start"] for box in boxes] == [True, False, False, False]
-
-
-def test_examples():
-    assert doctest.testmod(group_figures).failed == 0

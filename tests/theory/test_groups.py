@@ -1,6 +1,5 @@
 """Appendix C, what can be tracked: every claim at small effort, and for each a broken construction that is refuted."""
 
-import doctest
 from dataclasses import replace
 
 import numpy as np
@@ -139,7 +138,3 @@ def test_a5_has_exactly_7200_states():
 def test_unknown_names_are_named():
     with pytest.raises(ValueError, match="Z_n"):
         realise("S5")
-
-
-def test_examples():
-    assert doctest.testmod(groups).failed == 0

@@ -1,7 +1,5 @@
 """What cannot be tracked: the certificates hold, and a certificate for something false has a step that fails."""
 
-import doctest
-
 import pytest
 
 from ckda.groups import group, permutation
@@ -115,7 +113,3 @@ def test_a_wrong_factor_is_refuted(monkeypatch):
     monkeypatch.setattr(obstructions, "transpositions", lambda images: right(images)[::-1])
     with pytest.raises(Refuted, match="multiply to"):
         obstructions.check_deltaproduct(4)
-
-
-def test_examples():
-    assert doctest.testmod(obstructions).failed == 0

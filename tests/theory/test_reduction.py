@@ -1,6 +1,5 @@
 """The orthogonal reduction: it finds what was hidden, and refuses what is no finite non-expansive tracker."""
 
-import doctest
 from dataclasses import replace
 
 import numpy as np
@@ -77,7 +76,3 @@ def test_merging_word_of_an_automaton_with_a_reset():
     for letter in word:
         at = step[at, letter]
     assert len(set(at.tolist())) == 1
-
-
-def test_examples():
-    assert doctest.testmod(reduction).failed == 0

@@ -60,6 +60,7 @@ def test_a_foreign_or_damaged_checkpoint_changes_nothing(tmp_path, damage):
     assert all(torch.equal(p, before[name]) for name, p in ensemble.parameters.items())
 
 
+@pytest.mark.slow
 def test_learning_lowers_the_loss():
     """Parity is learned within 150 small updates: the loss falls from log 2 to below 0.1."""
     task = WordProblem.named("Z2")

@@ -110,7 +110,11 @@ class Book:
 
     def parts(self, name: str) -> list[str]:
         """The recipe's words in today's vocabulary: names first, then each ``word=value`` once, in the book's order."""
-        words = [new for part in name.split("+") for new in self.old.get(part, part).split("+")]
+        words: list[str] = []
+        for word in (new for part in name.split("+") for new in self.old.get(part, part).split("+")):
+            if word in self.named:  # a combination wins over what stands before it
+                words = [before for before in words if not self._covers(word, before)]
+            words.append(word)
         last = {word.partition("=")[0]: i for i, word in enumerate(words)}
         parts = [word for i, word in enumerate(words) if last[word.partition("=")[0]] == i and word != PAPER]
         for word in parts:
@@ -119,6 +123,15 @@ class Book:
         order = [*self.changes, *self.counted]
         place = {word: -1 if word in self.named else order.index(word.partition("=")[0]) for word in parts}
         return sorted(parts, key=place.__getitem__) or [PAPER]
+
+    def _covers(self, combination: str, word: str) -> bool:
+        """Whether all that a change sets is set by a combination, too."""
+        if "=" not in word:
+            return False
+        its, whole = self._change(word), Change("")
+        for part in self.named[combination][0].split("+"):
+            whole = whole.then(self._change(part))
+        return bool(its.training) and not its.model and not its.task and set(its.training) <= set(whole.training)
 
     def name(self, text: str) -> str:
         """The recipe's name in today's vocabulary; ValueError with what there is otherwise."""

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from ckda.ops.call import Call, Gradients
+from ckda.ops.triton import replay
 from ckda.ops.triton.hopper import launch as hopper
 from ckda.ops.triton.launch import Launch, aligned, assemble
-from ckda.ops.triton.plan import Passed, Saved, Work, empty_saved, find_chunks, plan
+from ckda.ops.triton.plan import OUTPUTS, Passed, Plan, Saved, Work, empty_saved, find_chunks, plan
 from ckda.ops.triton.portable import launch as portable
 
 __all__ = ["backward", "forward", "launches", "saved_like"]
@@ -21,9 +22,8 @@ def _kernels(call: Call) -> ModuleType:
     return hopper if call.backend == "triton-hopper" else portable
 
 
-def _work(call: Call, saved: Saved | None = None) -> Work:
-    p = plan(call)
-    return Work(call, p, saved or empty_saved(call, p), find_chunks(call, p))
+def _work(call: Call, p: Plan, x: Saved) -> Work:
+    return Work(call, p, x, find_chunks(p, x))
 
 
 def saved_like(call: Call) -> list[Tensor]:
@@ -33,7 +33,7 @@ def saved_like(call: Call) -> list[Tensor]:
 
 def _G(w: Work) -> Tensor:
     """Where G is written: kept for the backward pass where that reads it."""
-    return w.x.G if w.p.given else w.x.rho.new_empty(w.p.B, w.p.T, w.p.HV, w.p.C)
+    return w.x.G if w.p.given else w.x.rho.new_empty(w.p.rows, w.p.HV, w.p.C)
 
 
 def _inner(w: Work) -> Tensor:
@@ -61,17 +61,23 @@ def _segment_starts(w: Work) -> Tensor:
 
 def forward(call: Call) -> tuple[Tensor, Tensor, list[Tensor]]:
     """o [B, T, HV, V], the final state [N, HV, K, V], and what :func:`backward` reads again."""
-    w, kernels = _work(call), _kernels(call)
-    p, G = w.p, _G(w)
-    kernels.intra(w, G)()
-    portable.solver(w, G)()
+    p, given = plan(call), call.tensors
+    key, tape = replay.find("forward", call, given) if p.num_segments == 1 else (None, None)
+    if tape is not None:
+        o, final, *saved = tape.run(given)
+        return o, final, saved  # type: ignore[return-value]
+    w, kernels = _work(call, p, empty_saved(call, p)), _kernels(call)
+    G = _G(w)
+    launches = [*portable.places(w), kernels.intra(w, G), portable.solver(w, G)]
+    run = [(launch, launch()) for launch in launches]
     del G
     initial = None if call.initial_state is None else call.start_state().contiguous()
     if p.num_segments > 1:
         initial = _segment_starts(w)
     final = w.x.rho.new_empty(p.N * p.num_segments, p.HV, p.K, p.V)
     o = torch.empty_like(call.v, memory_format=torch.contiguous_format)
-    kernels.states(w, initial, o, final, "none", p.segments)()
+    launch = kernels.states(w, initial, o, final, "none", p.segments)
+    replay.record(key, [*run, (launch, launch())], given, (o, final, *w.x))
     return o, final.unflatten(0, (p.N, -1))[:, -1].contiguous(), [*w.x]
 
 
@@ -98,29 +104,42 @@ def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None)
     The last of `saved` is o.
     """
     *kept, o = saved
-    w, kernels = _work(call, Saved(*kept)), _kernels(call)
-    p, do = w.p, aligned(do)
+    p, do = plan(call), aligned(do)
     dfinal = None if dfinal is None else dfinal.float().contiguous()
+    given = (*call.tensors, *saved, do, dfinal)
+    key, tape = replay.find("backward", call, given) if p.num_segments == 1 else (None, None)
+    if tape is not None:
+        made = tape.run(given)
+        return _assemble(call, made[0], made[1], dict(zip(OUTPUTS, made[2:], strict=True)))
+    w, kernels = _work(call, p, Saved(*kept)), _kernels(call)
     if p.num_segments > 1:
         dfinal = _segment_ends(w, do, dfinal)
     passed, dinitial = _empty_passed(w), None
     if call.initial_state is not None:
         dinitial = w.x.rho.new_empty(p.N * p.num_segments, p.HV, p.K, p.V)
-    kernels.reverse(w, do, dfinal, dinitial, passed, p.segments)()
+    reverse = kernels.reverse(w, do, dfinal, dinitial, passed, p.segments)
+    run = [(reverse, reverse())]
     ends, out = kernels.gradients(w, o, do, passed)
-    for launch in ends:
-        launch()
+    run += [(launch, launch()) for launch in ends]
+    replay.record(key, run, given, (passed.dv, dinitial, *(out[name] for name in OUTPUTS)))
     if dinitial is not None:
         dinitial = dinitial.unflatten(0, (p.N, -1))[:, 0].contiguous()
-    return assemble(call, out | {"p_dv": passed.dv.to(call.v.dtype), "p_dinitial": dinitial})
+    return _assemble(call, passed.dv, dinitial, out)
+
+
+def _assemble(call: Call, dv: Tensor | None, dinitial: Tensor | None, out: dict[str, Tensor | None]) -> Gradients:
+    assert dv is not None
+    return assemble(call, out | {"p_dv": dv.to(call.v.dtype), "p_dinitial": dinitial})
 
 
 def launches(call: Call) -> list[Launch]:
     """The launches of one forward and backward pass on empty tensors of the call's device: for compiling, not for running."""
-    w, kernels = _work(call), _kernels(call)
+    p = plan(call)
+    w, kernels = _work(call, p, empty_saved(call, p)), _kernels(call)
     o, state, G, passed, segments = torch.empty_like(call.v), call.zero_state(), _G(w), _empty_passed(w), w.p.segments
     ends, _ = kernels.gradients(w, o, o, passed)
     return [
+        *portable.places(w),
         kernels.intra(w, G),
         portable.solver(w, G),
         kernels.states(w, state, o, state, "none", segments),

@@ -126,6 +126,8 @@ def example(
     gate: str | None = "signed",
     packed: bool = False,
     T: int = 128,
+    gate_dtype: torch.dtype | None = None,
+    beta_range: int | None = 2,
 ) -> Call:
     """A call of that kind, on the CPU: only its shapes and dtypes are read."""
     x, v = torch.empty(1, T, 2, K, dtype=dtype), torch.empty(1, T, 2, V, dtype=dtype)
@@ -133,14 +135,14 @@ def example(
         q=x,
         k=x,
         v=v,
-        g=x,
+        g=x.to(gate_dtype or dtype),
         beta=x[..., 0],
         sign=x.to(torch.int8) if gate is None else None,
         A_log=None if gate is None else torch.empty(2),
         dt_bias=None if gate is None else torch.empty(2 * K),
         cu_seqlens=torch.tensor([0, T]) if packed else None,
         gate=gate,
-        beta_range=2,
+        beta_range=beta_range,
         normalize_qk=True,
         output_final_state=True,
     )

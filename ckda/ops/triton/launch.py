@@ -34,22 +34,26 @@ class Launch(NamedTuple):
         options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
         return options if self.maxnreg is None else options | {"maxnreg": self.maxnreg}
 
-    def __call__(self) -> None:
-        """Run it; what was compiled for arguments of the same kind is taken at once, which spares half of the host's time."""
+    def __call__(self) -> Any:
+        """Run it; what was compiled for arguments of the same kind is taken at once, which spares half of the host's time.
+
+        Returns what Triton compiled, None where it interprets.
+        """
         with _on_device(self.arguments.values()):
             if not isinstance(self.kernel, JITFunction):  # interpreted
                 self.kernel[self.grid](**self.arguments, **self.options)
-                return
+                return None
             arguments = [self.arguments[name] for name in self.kernel.arg_names]
             options = (self.num_warps, self.num_stages, self.maxnreg, torch.cuda.current_device())
             key = (id(self.kernel), *options, *map(_kind, arguments))
             compiled = _COMPILED.get(key)
             if compiled is not None:
                 compiled[(*self.grid, 1, 1)[:3]](*arguments)
-                return
+                return compiled
             if len(_COMPILED) > 4096:  # lengths without end
                 _COMPILED.clear()
-            _COMPILED[key] = self.kernel[self.grid](**self.arguments, **self.options)
+            compiled = _COMPILED[key] = self.kernel[self.grid](**self.arguments, **self.options)
+            return compiled
 
 
 _COMPILED: dict[tuple, Any] = {}  # kernel, options, device and kinds of arguments -> what Triton made of them
@@ -127,7 +131,7 @@ def assemble(call: Call, out: dict[str, Any]) -> Gradients:
     """What a backward kernel wrote, as :class:`Gradients`: grouped heads and the sequences' or chunks' parts summed."""
     dq, dk, H = out["p_dq"], out["p_dk"], call.q.shape[2]
     if call.group > 1:
-        dq, dk = (x.unflatten(2, (H, -1)).sum(3).to(call.q.dtype) for x in (dq, dk))
+        dq, dk = (x.unflatten(2, (H, -1)).sum(3, dtype=torch.float32).to(call.q.dtype) for x in (dq, dk))
     dA_log = None if call.A_log is None else out["p_dlog_rate"].sum((0, 2)).to(call.A_log.dtype)
     ddt_bias = None if call.dt_bias is None else out["p_dbias"].sum(0).flatten().to(call.dt_bias.dtype)
     dinitial = None if call.initial_state is None else out["p_dinitial"].to(call.initial_state.dtype)

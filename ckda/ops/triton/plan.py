@@ -14,6 +14,7 @@ from ckda.ops.call import Call
 __all__ = [
     "CHUNK",
     "KEYS",
+    "OUTPUTS",
     "SQUARES",
     "Chunks",
     "Passed",
@@ -53,7 +54,10 @@ class Plan(NamedTuple):
     num_segments: int
     dtype: torch.dtype  #: of q, k and v
     work_dtype: torch.dtype  #: of what one kernel leaves for another: decayed q and k, A, y, the states
-    bounded: bool  #: whether |alpha| is at least e^-5
+    #: whether |alpha| is at least e^-5: decays are taken from the chunk's middle and kept for the backward, which then needs
+    #: neither the gates nor q and k
+    bounded: bool
+    padded: bool  #: whether what kernels leave for each other has room for whole chunks: Hopper's, where chunks are not
     given: (
         bool  #: whether beta is the learning rate itself, which may be zero: its gradient then needs more than dr . y
     )
@@ -69,11 +73,6 @@ class Plan(NamedTuple):
         return FAST.get(self.dtype, "tf32x3")
 
     @property
-    def keeps_forward(self) -> bool:
-        """Whether the forward pass keeps the decays for the backward, which then needs neither the gates nor q and k."""
-        return self.split and self.bounded
-
-    @property
     def segments(self) -> range:
         """The segments of a sequence."""
         return range(self.num_segments)
@@ -82,6 +81,16 @@ class Plan(NamedTuple):
     def slots(self) -> int:
         """The chunks of the whole call."""
         return self.NC if self.packed else self.B * self.NC
+
+    @property
+    def rows(self) -> int:
+        """The tokens for which kernels leave something to each other."""
+        return self.slots * self.C if self.padded else self.B * self.T
+
+    @property
+    def places(self) -> str:
+        """How the chunks lie: "whole", "ragged" (T is no multiple of C) or "packed"."""
+        return "packed" if self.packed else "ragged" if self.T % self.C else "whole"
 
 
 def plan(call: Call) -> Plan:
@@ -108,6 +117,7 @@ def plan(call: Call) -> Plan:
         dtype=dtype,
         work_dtype=dtype if dtype in FAST else torch.float32,
         bounded=call.gate in ("signed", "sigmoid"),
+        padded=call.backend == "triton-hopper" and (packed or T % CHUNK > 0),
         given=not call.beta_range,
     )
 
@@ -115,42 +125,36 @@ def plan(call: Call) -> Plan:
 class Chunks(NamedTuple):
     """Where the chunks of packed sequences lie; None each without packing."""
 
-    starts: Tensor | None  #: [NC] first token
-    ends: Tensor | None  #: [NC] end of its tokens
-    first: Tensor | None  #: [N] first chunk of each sequence
+    starts: Tensor | None  #: int32 [NC] first token
+    ends: Tensor | None  #: int32 [NC] end of its tokens
+    first: Tensor | None  #: int32 [N] first chunk of each sequence
 
 
-def find_chunks(call: Call, p: Plan) -> Chunks:
-    """Where the chunks lie, by tensor operations alone: no synchronisation."""
-    if call.cu_seqlens is None:
+def find_chunks(p: Plan, x: "Saved") -> Chunks:
+    """Where the chunks lie, as `places_kernel` has written it."""
+    if not p.packed:
         return Chunks(None, None, None)
-    cu = call.cu_seqlens.long()
-    count = (cu.diff() + p.C - 1) // p.C
-    ends = count.cumsum(0)
-    first = ends - count
-    slot = torch.arange(p.NC, device=cu.device)
-    owner = torch.searchsorted(ends, slot, right=True).clamp_max(p.N - 1)
-    begin = torch.minimum(cu[owner] + (slot - first[owner]) * p.C, cu[owner + 1])
-    return Chunks(begin, torch.minimum(begin + p.C, cu[owner + 1]), first)
+    return Chunks(*x.chunks.split([p.slots, p.slots, p.N]))
 
 
 class Saved(NamedTuple):
     """What the forward pass leaves for the backward. What has one shape lies together: one descriptor of tiles serves it."""
 
-    keys: Tensor  #: [4, B, T, HV, K] q_forward, k_forward, k_back, forward; three where the backward evaluates the gates again
+    keys: Tensor  #: [4, rows, HV, K] q_forward, k_forward, k_back, forward; three where the backward evaluates the gates again
     squares: (
-        Tensor  #: [4, B, T, HV, C] A, the solver, and what its rounding left, in two parts; two where it is float32
+        Tensor  #: [4, rows, HV, C] A, the solver, and what its rounding left, in two parts; two where it is float32
     )
-    G: Tensor  #: float32 [B, T, HV, C]; empty where beta is a logit
-    rho: Tensor  #: float32 [B, T, HV]
-    norms: Tensor  #: float32 [3, B, T, HV]
+    G: Tensor  #: float32 [rows, HV, C]; empty where beta is a logit
+    rho: Tensor  #: float32 [rows, HV]
+    norms: Tensor  #: float32 [3, rows, HV]
     start: Tensor  #: float32 [slots, HV, K]
     end: Tensor
-    y: Tensor  #: [2, B, T, HV, V] and what its rounding left; one where it is float32
+    y: Tensor  #: [2, rows, HV, V] and what its rounding left; one where it is float32
     states: Tensor  #: [slots, HV, V, K]
     transitions: (
         Tensor  #: float32 [B, num_segments - 2, HV, K, K] of the segments but the first and the last; may be empty
     )
+    chunks: Tensor  #: int32 [2 * slots + N] where the chunks of packed sequences lie: :class:`Chunks`; may be empty
 
     def arguments(self, *names: str) -> dict[str, Tensor]:
         """The kernels' arguments of these names; anything for what is not there, which they do not read."""
@@ -168,18 +172,19 @@ def empty_saved(call: Call, p: Plan) -> Saved:
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=call.v.device)
 
-    keys, values, square = ((p.B, p.T, p.HV, n) for n in (p.K, p.V, p.C))
+    keys, values, square = ((p.rows, p.HV, n) for n in (p.K, p.V, p.C))
     return Saved(
-        keys=empty(4 if p.keeps_forward else 3, *keys, dtype=p.work_dtype),
+        keys=empty(4 if p.bounded else 3, *keys, dtype=p.work_dtype),
         squares=empty(4 if p.split else 2, *square, dtype=p.work_dtype),
         G=empty(*(square if p.given else (0,))),
-        rho=empty(p.B, p.T, p.HV),
-        norms=empty(3, p.B, p.T, p.HV),
+        rho=empty(p.rows, p.HV),
+        norms=empty(3, p.rows, p.HV),
         start=empty(p.slots, p.HV, p.K),
         end=empty(p.slots, p.HV, p.K),
         y=empty(2 if p.split else 1, *values, dtype=p.work_dtype),
         states=empty(p.slots, p.HV, p.V, p.K, dtype=p.work_dtype),
         transitions=empty(p.B, max(p.num_segments - 2, 0), p.HV, p.K, p.K),
+        chunks=empty(2 * p.slots + p.N if p.packed else 0, dtype=torch.int32),
     )
 
 
@@ -200,11 +205,16 @@ class Passed(NamedTuple):
     dstates: Tensor  #: [slots, HV, V, K]
 
 
-def gradient_outputs(w: Work) -> dict[str, Any]:
-    """Where the end of the backward writes; with grouped value heads dq and dk are summed over the group afterwards."""
+#: where the end of the backward writes, by the kernels' names
+OUTPUTS = ("p_dq", "p_dk", "p_dg", "p_dbeta", "p_dlog_rate", "p_dbias")
+
+
+def gradient_outputs(w: Work, grouped: torch.dtype) -> dict[str, Any]:
+    """Where the end of the backward writes; with grouped value heads dq and dk are summed over the group afterwards: `grouped` is
+    the dtype of what is summed."""
     call, p, x, _ = w
     assert call.beta is not None
-    key_dtype = p.dtype if p.H == p.HV else torch.float32
+    key_dtype = p.dtype if p.H == p.HV else grouped
     keys = (p.B, p.T, p.HV, p.K)
 
     def parts(given: Tensor | None) -> Tensor | None:

@@ -5,31 +5,35 @@ Names in the kernels: b_ a tile in registers, p_ pointers, o_ offsets, m_ a mask
 large products have at least 64 rows, the height of Hopper's matrix instruction, and so that one product's accumulators
 are the next one's left operand without leaving the registers.
 
-Two precisions. With bfloat16 inputs and bounded gates logs are float32 and products take bfloat16 operands, accumulated in
-float32; what is repeated from chunk to chunk is kept to 16 bits by splitting an operand in two, the solver to 24 in three. With
-other inputs products are three TF32 products, and logs and their sums are float64 (WIDE), as they are for gates without a bound.
+Two precisions. With bfloat16 inputs logs and their sums are float32 and products take bfloat16 operands, accumulated in float32;
+what is repeated from chunk to chunk is kept to 16 bits by splitting an operand in two, the solver to 24 in three. With other
+inputs (WIDE) products are three TF32 products, and keys' lengths and the sums of bounded gates' logs are float64.
 """
 
 import triton
 import triton.language as tl
 
 __all__ = [
+    "across_border",
     "alpha_gate",
     "at_token",
+    "border_decay",
     "bounded_decays",
+    "chunk_decay",
     "chunk_place",
     "dot",
     "dot_left_split",
     "dot_split",
+    "finite_gate",
     "gate_gradient",
     "in_registers",
     "inverse_norm",
     "learning_rate",
     "log_gate",
     "operand",
+    "signs_through",
     "sums_from",
     "token_sums",
-    "unbounded_decays",
     "widened",
 ]
 
@@ -38,6 +42,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 EPS = tl.constexpr(0.006737946999085467)  # e^-5
 # log2 of alpha = 0: any difference to it is zero after exp2, and float64 keeps the rest
 ZERO_GATE = tl.constexpr(-1.0e5)
+NO_GATE = tl.constexpr(-6.0e4)  # a log|alpha| that every dtype has, of an alpha that is zero in all of them
 # 1.5 * 2^23: a small float32 added to it is rounded to a whole number, which its last bits then hold
 ROUND = tl.constexpr(12582912.0)
 
@@ -86,19 +91,28 @@ def _log2(b_x):
 
 
 @triton.jit
-def _log1p_small(b_e):
-    """log(1 + e), 0 <= e <= 1: a small e is its own logarithm but for its square."""
-    return tl.where(b_e < 1e-5, b_e - 0.5 * b_e * b_e, tl.log(1.0 + b_e))
+def _log1p(b_x):
+    """log(1 + x) for -1 < x <= 1, to the last digits also where x is small: the rounding of 1 + x is divided out again."""
+    b_sum = 1.0 + b_x
+    b_rounded = b_sum - 1.0
+    b_some = tl.where(b_rounded == 0.0, 1.0, b_rounded)
+    return tl.where(b_rounded == 0.0, b_x, tl.log(b_sum) * (b_x / b_some))
 
 
 @triton.jit
-def log_gate(b_g, b_rate, b_bias, GATE: tl.constexpr, WIDE: tl.constexpr):
-    """log2|alpha| and whether alpha < 0 (ckda.ops.gate.evaluate_gate) from the raw projection [BK, C].
+def _log2_above(b_e):
+    """log2(1 + e), 0 <= e <= 1, to 5e-6 of itself: four terms of the series where e is small, else the card's own instruction."""
+    b_series = b_e * (LOG2E + b_e * (-LOG2E / 2 + b_e * (LOG2E / 3 - b_e * (LOG2E / 4))))
+    return tl.where(b_e < 0.03, b_series, _log2(1.0 + b_e))
 
-    b_rate is exp(A_log), b_bias dt_bias, broadcastable to g. GATE "none": g is log|alpha| itself, and not negative.
+
+@triton.jit
+def log_gate(b_g, b_rate, b_bias, GATE: tl.constexpr, EXACT: tl.constexpr):
+    """log2|alpha| and whether alpha < 0 (ckda.ops.gate.evaluate_gate) from the raw projection [BK, C], in float32.
+
+    b_rate is exp(A_log), b_bias dt_bias, broadcastable to g. GATE "none": g is log|alpha| itself, and not negative. EXACT: all
+    digits of a logarithm near zero; else to the rounding of alpha.
     """
-    if WIDE:
-        b_g, b_rate, b_bias = b_g.to(tl.float64), b_rate.to(tl.float64), b_bias.to(tl.float64)
     if GATE == "none":
         b_log = tl.maximum(b_g * LOG2E, ZERO_GATE, propagate_nan=tl.PropagateNan.ALL)
         b_negative = b_g > float("inf")
@@ -106,7 +120,10 @@ def log_gate(b_g, b_rate, b_bias, GATE: tl.constexpr, WIDE: tl.constexpr):
         b_u = b_rate * (b_g + b_bias)
         b_e = _exp_minus(b_u)
         b_alpha = (1.0 - (1.0 - 2.0 * EPS) * b_e) / (1.0 + b_e)
-        b_log = tl.log2(b_alpha) if WIDE else _log2(b_alpha)
+        b_log = _log2(b_alpha)
+        if EXACT:
+            b_near = _log1p(tl.maximum(-2.0 * (1.0 - EPS) * b_e / (1.0 + b_e), -0.75)) * LOG2E
+            b_log = tl.where(b_alpha < 0.5, tl.log2(b_alpha), b_near)
         b_negative = b_u < 0
     elif GATE == "sigmoid":
         b_u = b_rate * (b_g + b_bias)
@@ -116,10 +133,19 @@ def log_gate(b_g, b_rate, b_bias, GATE: tl.constexpr, WIDE: tl.constexpr):
     else:
         b_x = b_g + b_bias
         b_e = _exp_minus(b_x)
-        b_log = -b_rate * (tl.maximum(b_x, 0.0) + _log1p_small(b_e)) * LOG2E
+        b_log = -b_rate * (tl.maximum(b_x, 0.0) * LOG2E + (_log1p(b_e) * LOG2E if EXACT else _log2_above(b_e)))
         b_log = tl.maximum(b_log, ZERO_GATE, propagate_nan=tl.PropagateNan.ALL)
         b_negative = b_x > float("inf")
     return b_log, b_negative
+
+
+@triton.jit
+def finite_gate(b_g, GATE: tl.constexpr):
+    """g as loaded, with a finite logarithm of alpha = 0: -inf times the zeros of a product is not a number."""
+    if GATE == "none":
+        return tl.where(b_g < NO_GATE, NO_GATE, b_g.to(tl.float32)).to(b_g.dtype)
+    else:
+        return b_g
 
 
 @triton.jit
@@ -138,7 +164,7 @@ def alpha_gate(b_g, b_rate, b_bias, GATE: tl.constexpr):
         b_alpha = tl.exp(-5.0 * tl.where(b_u < 0, b_e, 1.0) / (1.0 + b_e))
     else:
         b_x = b_g + b_bias
-        b_alpha = tl.exp(-b_rate * (tl.maximum(b_x, 0.0) + _log1p_small(_exp_minus(b_x))))
+        b_alpha = tl.exp(-b_rate * (tl.maximum(b_x, 0.0) + _log1p(_exp_minus(b_x))))
     return b_alpha
 
 
@@ -146,7 +172,7 @@ def alpha_gate(b_g, b_rate, b_bias, GATE: tl.constexpr):
 def gate_gradient(b_dlog, b_g, b_rate, b_bias, GATE: tl.constexpr):
     """dg and the gradient of log(rate) [BK, C] from that of log|alpha| (natural), as in ckda.ops.gate.gate_backward."""
     if GATE == "none":
-        b_dg = tl.where(b_g == float("-inf"), 0.0, b_dlog)
+        b_dg = tl.where(b_g < 0.5 * NO_GATE, 0.0, b_dlog)
         b_drate = b_dg
     elif GATE == "signed":
         b_u = b_rate * (b_g + b_bias)
@@ -162,7 +188,7 @@ def gate_gradient(b_dlog, b_g, b_rate, b_bias, GATE: tl.constexpr):
     else:
         b_x = b_g + b_bias
         b_e = _exp_minus(b_x)
-        b_softplus = tl.maximum(b_x, 0.0) + _log1p_small(b_e)
+        b_softplus = tl.maximum(b_x, 0.0) + _log2_above(b_e) / LOG2E
         b_dg = -b_dlog * b_rate * tl.where(b_x < 0, b_e, 1.0) / (1.0 + b_e)
         b_drate = -b_dlog * b_rate * b_softplus
     return b_dg, b_drate
@@ -256,15 +282,28 @@ def dot_split(b_a, b_high, b_low, b_rest, DOT: tl.constexpr):
 
 
 @triton.jit
+def _leading(b_x, DOT: tl.constexpr):
+    """x with the digits that one product keeps: rounded to half precision, or cut to TF32's eleven."""
+    if DOT == "bf16" or DOT == "fp16":
+        return operand(b_x, DOT)
+    else:
+        return (b_x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def token_sums(b_x, b_M, DOT: tl.constexpr, EXACT: tl.constexpr):
-    """x M [D, C] for M [C, C] of 0 and +-1, DOT half precision: no scan, no reduction. x keeps 16 bits, or 24 where EXACT."""
+    """x M [D, C] for a float32 x and M [C, C] of 0 and +-1: no scan, no reduction.
+
+    In half precision x keeps 16 bits, or 24 where EXACT; with TF32 all of them.
+    """
     b_M = operand(b_M, DOT)
-    b_high = operand(b_x, DOT)
+    b_high = _leading(b_x, DOT)
     b_x -= b_high.to(tl.float32)
-    b_middle = operand(b_x, DOT)
-    b_sum = tl.dot(b_middle, b_M, tl.dot(b_high, b_M))
-    if EXACT:
-        b_sum = tl.dot(_rest(b_x, b_middle, DOT), b_M, b_sum)
+    b_middle = _leading(b_x, DOT)
+    b_sum = tl.dot(b_middle, b_M, tl.dot(b_high, b_M, input_precision="tf32"), input_precision="tf32")
+    if EXACT or b_M.dtype == tl.float32:
+        b_low = _leading(b_x - b_middle.to(tl.float32), DOT)
+        b_sum = tl.dot(b_low, b_M, b_sum, input_precision="tf32")
     return b_sum
 
 
@@ -309,7 +348,10 @@ def bounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr, WIDE: 
     rounding. Hence only the broken part of an exponent is raised, and the whole part added to the bits of the result.
     """
     b_from, b_to = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    b_cum = tl.cumsum(b_log, 1) if WIDE else token_sums(b_log, tl.where(b_from <= b_to, 1.0, 0.0), DOT, False)
+    if WIDE:  # noqa: SIM108
+        b_cum = tl.cumsum(b_log.to(tl.float64), 1)
+    else:
+        b_cum = token_sums(b_log, tl.where(b_from <= b_to, 1.0, 0.0), DOT, False)
     b_sign = sign_through(b_negative, C, DOT)
     b_round = b_cum.to(tl.float32) + ROUND
     b_broken = (b_cum - (b_round - ROUND)).to(tl.float32)
@@ -323,9 +365,37 @@ def bounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr, WIDE: 
 
 
 @triton.jit
-def unbounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr):
-    """(gamma, Gamma / gamma, sign of gamma), [BK, C] each, from float64 logs of any size."""
-    b_sign = tl.where(sign_through(b_negative, C, DOT) < 0, -1.0, 1.0)
-    b_cum = tl.cumsum(b_log, 1)
-    b_end = (tl.sum(b_log, 1)[:, None] - b_cum).to(tl.float32)
-    return tl.exp2(b_cum.to(tl.float32)) * b_sign, tl.exp2(b_end) * b_sign * at_token(b_sign, C - 1, C)[:, None], b_sign
+def chunk_decay(b_log, TO_END: tl.constexpr, C: tl.constexpr, DOT: tl.constexpr):
+    """|gamma_i| [BK, C] from the chunk's start through token i, or where TO_END |Gamma / gamma_i|.
+
+    The exponents are sums of the logs in between and nothing else: no difference of large sums, so gates of any size lose no digit.
+    """
+    b_from, b_to = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    m_between = (b_from > b_to) if TO_END else (b_from <= b_to)
+    return tl.exp2(token_sums(b_log, tl.where(m_between, 1.0, 0.0), DOT, False))
+
+
+@triton.jit
+def border_decay(b_log, shift, C: tl.constexpr, DOT: tl.constexpr):
+    """|decay| [BK, C] between token i and the border in the middle of its block, of two halves of 2^shift tokens.
+
+    From the border through i in the right half, from i to the border in the left half. Two of them make the decay of a pair across
+    the border. Neither is above one, so their product underflows only where the decay does.
+    """
+    b_from, b_to = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    m_right = (b_to >> shift) % 2 == 1
+    m_between = (b_from >> shift == b_to >> shift) & (m_right == (b_from <= b_to))
+    return tl.exp2(token_sums(b_log, tl.where(m_between, 1.0, 0.0), DOT, False))
+
+
+@triton.jit
+def across_border(shift, C: tl.constexpr):
+    """The pairs (i, j) [C, C] across such borders, i right and j left of one. Halves of 1, 2, ..., C/2 tokens give all i > j."""
+    b_row, b_column = tl.arange(0, C)[:, None] >> shift, tl.arange(0, C)[None, :] >> shift
+    return (b_row % 2 == 1) & (b_row == b_column + 1)
+
+
+@triton.jit
+def signs_through(b_negative, C: tl.constexpr, DOT: tl.constexpr):
+    """The sign of gamma_i [BK, C], 1.0 or -1.0."""
+    return tl.where(sign_through(b_negative, C, DOT) < 0, -1.0, 1.0)

@@ -9,11 +9,13 @@ import torch
 from ckda.cli import main
 from ckda.experiments.tracking.command import _adviser
 from ckda.experiments.tracking.run import TrackConfig, run
+from ckda.layers import MIXERS
 from ckda.train import Ensemble
 
 SMOKE = ["track", "--smoke", "--device", "cpu"]
 
 
+@pytest.mark.slow
 def test_smoke_run_leaves_everything_and_is_read_back(tmp_path, capsys):
     command = [*SMOKE, "S3", "parity", "--mixer", "ckda,gdn2", "--seeds", "2", "--out", str(tmp_path)]
     assert main([*command, "--json"]) == 0
@@ -38,14 +40,16 @@ def test_smoke_run_leaves_everything_and_is_read_back(tmp_path, capsys):
     assert "S3 ckda" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixer", ["all"])
 def test_every_mixer_trains(tmp_path, mixer, capsys):
     assert main([*SMOKE, "Z2", "--mixer", mixer, "--seeds", "1", "--out", str(tmp_path), "--json"]) == 0
     runs = json.loads(capsys.readouterr().out)["runs"]
-    assert len(runs) == 17
+    assert {run["mixer"] for run in runs.values()} == set(MIXERS)
     assert all(run["scores"]["32"][0] is not None for run in runs.values())
 
 
+@pytest.mark.slow
 def test_every_recipe_runs(tmp_path, capsys):
     plain = ["S3", "--recipe", "paper,closure,homomorphism,silu+short+culled,generators,half,silu-keys"]
     assert main([*SMOKE, *plain, "--seeds", "1", "--out", str(tmp_path), "--json"]) == 0
@@ -82,6 +86,7 @@ def test_settings_are_part_of_the_name(tmp_path, capsys):
     }
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_weights(tmp_path, capsys):
     first = [*SMOKE, "S3", "--recipe", "relations", "--seeds", "2", "--out", str(tmp_path / "first"), "--json"]
     assert main(first) == 0

@@ -7,12 +7,11 @@ import pytest
 import torch
 
 from ckda.cli import main
-from ckda.experiments.tracking.command import task_named
 from ckda.experiments.tracking.inspect import class_states, exactness, finding, found_representation
 from ckda.experiments.tracking.model import build_tracker, icosahedral_quaternions
 from ckda.experiments.tracking.quaternions import coxeter_plane, quaternion_heads, rotations
 from ckda.experiments.tracking.representations import irreps, nearest
-from ckda.experiments.tracking.task import WordProblem
+from ckda.experiments.tracking.task import WordProblem, task_named
 from ckda.groups import group
 
 
@@ -249,19 +248,19 @@ def test_command(tmp_path, capsys):
     ]
     assert main([*command, "--json"]) == 0
     capsys.readouterr()
-    run = str(tmp_path / "runs/S3-ckda.pt")
+    run = str(tmp_path / "runs/S3-ckda+smoke.pt")
     assert main(["inspect", "track", run, "--seed", "1", "--length", "32", "--json"]) == 0
     seen = json.loads(capsys.readouterr().out)
     assert seen["seed"] == 1
     assert len(seen["mechanism"]["beta"]) == 6
     assert len(seen["mechanism"]["keys"]) == 6
-    assert (tmp_path / "inspect/S3-ckda.seed1.png").stat().st_size > 10_000
+    assert (tmp_path / "inspect/S3-ckda+smoke.seed1.png").stat().st_size > 10_000
     assert main(["inspect", "track", run, "--length", "32"]) == 0
     assert "works" in capsys.readouterr().out
     for arguments, says in (
         ([run, "--seed", "9"], "no seed 9"),
         ([run, "--length", "8"], "--length is 8"),
-        ([str(tmp_path / "runs/S3-gru.pt")], "is a gru"),
+        ([str(tmp_path / "runs/S3-gru+smoke.pt")], "is a gru"),
         ([str(tmp_path / "none.pt")], "does not exist"),
         ([str(tmp_path / "track.json")], "holds no weights"),
     ):

@@ -47,17 +47,15 @@ def unfit(call: Call) -> str | None:
     more of them would need 275 GB.
     """
     T, K, V = call.q.shape[1], call.q.shape[3], call.v.shape[3]
-    if call.v.dtype != torch.bfloat16 or call.g.dtype != torch.bfloat16:
-        return "q, k, v and g must be bfloat16"
-    if call.gate not in ("signed", "sigmoid"):
-        return "the gate must be bounded, 'signed' or 'sigmoid'"
-    if not call.beta_range:
-        return "beta must be a logit, with a beta_range"
+    if call.v.dtype != torch.bfloat16:
+        return "q, k and v must be bfloat16"
     if K not in (64, 128) or V % BV:
         return f"heads must have K = 64 or 128, and V a multiple of {BV}"
-    if call.cu_seqlens is not None:
-        return "sequences must not be packed (cu_seqlens)"
-    return f"T must be a multiple of {CHUNK}" if T % CHUNK else None
+    if V > 128 and (call.cu_seqlens is not None or T % CHUNK or not call.beta_range):
+        return (
+            f"packed sequences, a T that is no multiple of {CHUNK} and a given beta take values of up to 128 channels"
+        )
+    return None
 
 
 def refuses(call: Call) -> str | None:

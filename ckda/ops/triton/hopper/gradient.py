@@ -17,51 +17,43 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ckda.ops.triton.hopper.tile import (
-    ARRIVALS,
     DT,
-    FETCH_REGISTERS,
-    FETCH_WARPS,
-    FORWARD,
-    K_BACK,
-    K_FORWARD,
-    Q_FORWARD,
+    across_border,
     by_pairs,
     by_rows,
+    chunk_place,
+    given_signs,
     head_gate,
     left_operand,
-    lines,
     plus,
     product,
     rest,
     room,
-    room_for_one,
     rounded,
+    span_sums,
+    store_spans,
     times,
 )
-from ckda.ops.triton.tile import gate_gradient, learning_rate
+from ckda.ops.triton.tile import finite_gate, gate_gradient, learning_rate, log_gate
 
 __all__ = ["hopper_gradient_kernel"]
 
-# a chunk's tiles come in two parts, each with its own barriers
-VALUES, CHANNELS = gl.constexpr(0), gl.constexpr(1)
-# the tiles along the values; those along the channels are the four parts of t_keys, and g
-DO, DV, V_GIVEN, O, Y, Y_LOW, NUM_VALUES = (gl.constexpr(i) for i in range(7))
-GATES, NUM_CHANNELS = gl.constexpr(4), gl.constexpr(5)
-# lines of a chunk: what is fetched of its tokens, and sums over their values
-RHO, Q_INVERSE, K_POWER, NORM2, SCALARS = (gl.constexpr(i) for i in range(5))
-DIAGONAL, Q_DQ, K_DK, SUMS = (gl.constexpr(i) for i in range(4))
-# the gradients on their way out
-DQ, DK, DG, OUTPUTS = (gl.constexpr(i) for i in range(4))
-
 
 @gluon.jit
-def _sums_from(b_x, s_M, K: gl.constexpr, C: gl.constexpr):
-    """The sum of x from each token on, begun: x in three parts, by a matrix of 0 and 1."""
+def _exact_sums(b_x, s_M, K: gl.constexpr, C: gl.constexpr):
+    """x M [K, C], begun: sums of x over tokens, x in three parts, M a matrix of 0 and 1."""
     b_high = rounded(b_x)
     b_x -= b_high.to(gl.float32)
     b_middle = rounded(b_x)
     b_sum = plus(times(b_high, s_M, K, C), b_middle, s_M, K, C)
     return plus(b_sum, rest(b_x, b_middle), s_M, K, C)
+
+
+@gluon.jit
+def _to_end(b_log, s_M, K: gl.constexpr, C: gl.constexpr):
+    """|Gamma / gamma_i| [K, C]."""
+    b_high = rounded(b_log)
+    return gl.exp2(warpgroup_mma_wait(0, deps=[span_sums(b_high, rest(b_log, b_high), s_M.index(1), K, C)]))
 
 
 @gluon.jit
@@ -74,53 +66,179 @@ def _store_halves(b_x, s_high, s_low):
 
 @gluon.jit
 def _fetch(
-    t_states, t_dstates, t_do, t_dv, t_v, t_o, t_y, t_keys, t_g,
-    p_rho, p_norms, s_S, s_dS, s_values, s_channels, s_scalars, ready, free, num_chunks, TOKENS,
-    HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, C: gl.constexpr,
+    t_states, t_dstates, t_do, t_dv, t_v, t_o, t_y, t_q, t_k, t_keys, t_g,
+    p_starts, p_ends, p_rho, p_norms, s_S, s_dS, s_values, s_channels, s_g, s_scalars, ready, free, num_chunks, ROWS, T, NC,
+    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BOUNDED: gl.constexpr,
+    PLACES: gl.constexpr,
 ):  # fmt: skip
     """One warp that fetches the chunks of this program."""
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    GATE_BYTES: gl.constexpr = t_g.dtype.primitive_bitwidth // 8
     b_token = gl.arange(0, C, LINE) * HV
     phase = 0
     for item in range(gl.program_id(0), num_chunks * HV, gl.num_programs(0)):
         chunk, i_hv = item // HV, item % HV
         row = chunk * C
-        bar = ready.index(VALUES)
-        mbarrier.wait(free.index(VALUES), phase ^ 1)
-        mbarrier.expect(bar, 2 * V * (2 * K + NUM_VALUES * C))
+        begin, _ = chunk_place(chunk, p_starts, p_ends, T, NC, C, PLACES)
+        bar = ready.index(0)
+        mbarrier.wait(free.index(0), phase ^ 1)
+        mbarrier.expect(bar, 2 * V * (2 * K + 6 * C))
         tma.async_copy_global_to_shared(t_states, [item * V, 0], bar, s_S)
-        tma.async_copy_global_to_shared(t_do, [row, i_hv * V], bar, s_values.index(DO))
-        tma.async_copy_global_to_shared(t_dv, [row, i_hv * V], bar, s_values.index(DV))
+        tma.async_copy_global_to_shared(t_do, [begin, i_hv * V], bar, s_values.index(0))
+        tma.async_copy_global_to_shared(t_dv, [begin, i_hv * V], bar, s_values.index(1))
         tma.async_copy_global_to_shared(t_dstates, [item * V, 0], bar, s_dS)
-        tma.async_copy_global_to_shared(t_y, [row, i_hv * V], bar, s_values.index(Y))
-        tma.async_copy_global_to_shared(t_y, [TOKENS + row, i_hv * V], bar, s_values.index(Y_LOW))
-        tma.async_copy_global_to_shared(t_v, [row, i_hv * V], bar, s_values.index(V_GIVEN))
-        tma.async_copy_global_to_shared(t_o, [row, i_hv * V], bar, s_values.index(O))
+        tma.async_copy_global_to_shared(t_y, [row, i_hv * V], bar, s_values.index(4))
+        tma.async_copy_global_to_shared(t_y, [ROWS + row, i_hv * V], bar, s_values.index(5))
+        tma.async_copy_global_to_shared(t_v, [begin, i_hv * V], bar, s_values.index(2))
+        tma.async_copy_global_to_shared(t_o, [begin, i_hv * V], bar, s_values.index(3))
         o_line = row.to(gl.int64) * HV + i_hv
-        async_copy.async_copy_global_to_shared(s_scalars.index(phase * SCALARS + RHO), p_rho + o_line + b_token)
+        async_copy.async_copy_global_to_shared(s_scalars.index(phase * 4), p_rho + o_line + b_token)
         for n in gl.static_range(3):
             async_copy.async_copy_global_to_shared(
-                s_scalars.index(phase * SCALARS + Q_INVERSE + n),
-                p_norms + TOKENS.to(gl.int64) * (n * HV) + o_line + b_token,
+                s_scalars.index(phase * 4 + 1 + n), p_norms + ROWS.to(gl.int64) * (n * HV) + o_line + b_token
             )
         async_copy.mbarrier_arrive(bar, increment_count=False)
-        bar = ready.index(CHANNELS)
-        mbarrier.wait(free.index(CHANNELS), phase ^ 1)
-        mbarrier.expect(bar, 2 * C * NUM_CHANNELS * K)
-        tma.async_copy_global_to_shared(t_keys, [K_BACK * TOKENS + row, i_hv * K], bar, s_channels.index(K_BACK))
-        tma.async_copy_global_to_shared(t_keys, [K_FORWARD * TOKENS + row, i_hv * K], bar, s_channels.index(K_FORWARD))
-        tma.async_copy_global_to_shared(t_keys, [Q_FORWARD * TOKENS + row, i_hv * K], bar, s_channels.index(Q_FORWARD))
-        tma.async_copy_global_to_shared(t_g, [row, i_hv * K], bar, s_channels.index(GATES))
-        tma.async_copy_global_to_shared(t_keys, [FORWARD * TOKENS + row, i_hv * K], bar, s_channels.index(FORWARD))
+        bar = ready.index(1)
+        mbarrier.wait(free.index(1), phase ^ 1)
+        if BOUNDED:
+            mbarrier.expect(bar, C * K * (8 + GATE_BYTES))
+            tma.async_copy_global_to_shared(t_keys, [2 * ROWS + row, i_hv * K], bar, s_channels.index(0))
+            tma.async_copy_global_to_shared(t_keys, [ROWS + row, i_hv * K], bar, s_channels.index(1))
+            tma.async_copy_global_to_shared(t_keys, [row, i_hv * K], bar, s_channels.index(2))
+            tma.async_copy_global_to_shared(t_keys, [3 * ROWS + row, i_hv * K], bar, s_channels.index(3))
+        else:
+            i_h = i_hv // (HV // H)
+            mbarrier.expect(bar, C * K * (4 + GATE_BYTES))
+            tma.async_copy_global_to_shared(t_q, [begin, i_h * K], bar, s_channels.index(0))
+            tma.async_copy_global_to_shared(t_k, [begin, i_h * K], bar, s_channels.index(1))
+        tma.async_copy_global_to_shared(t_g, [begin, i_hv * K], bar, s_g)
         phase ^= 1
 
 
 @gluon.jit
+def _bounded_channels(
+    b_dq, b_dk, b_dk_end, b_through, b_rho, s_channels, s_squares, s_M, K: gl.constexpr, C: gl.constexpr
+):
+    """dq and dk but for the diagonal pairs, the gates' gradient (begun), what reaches the end, q and k; from decayed tiles.
+
+    b_dq, b_dk, b_dk_end are S do, - S dr, dS u.
+    """
+    P: gl.constexpr = product(K, C)
+    L: gl.constexpr = left_operand(K, C)
+    s_D, s_D_low, s_dA, s_dA_low = s_squares.index(0), s_squares.index(1), s_squares.index(2), s_squares.index(3)
+    b_kb = s_channels.index(0).permute((1, 0)).load(L)
+    b_kf = s_channels.index(1).permute((1, 0)).load(L)
+    b_qf = s_channels.index(2).permute((1, 0)).load(L)
+    b_key = gl.convert_layout(b_kb, P).to(gl.float32)
+    b_key_rho = rounded(b_key * b_rho)
+    b_row_D = times(b_key_rho, s_D.permute((1, 0)), K, C)
+    b_row_D = plus(b_row_D, b_key_rho, s_D_low.permute((1, 0)), K, C)
+    b_column = plus(times(b_kf, s_D, K, C), b_kf, s_D_low, K, C)
+    b_qf_dA = times(b_qf, s_dA, K, C)
+    b_kb_dA = times(b_kb, s_dA.permute((1, 0)), K, C)
+    b_kb_low = times(b_kb, s_dA_low.permute((1, 0)), K, C)
+    b_through += gl.sum(b_key * b_dk_end, 1)
+    b_row_D, b_column, b_qf_dA, b_kb_dA, b_kb_low = warpgroup_mma_wait(
+        0, deps=[b_row_D, b_column, b_qf_dA, b_kb_dA, b_kb_low]
+    )
+    b_dk -= b_row_D
+    b_dk_end += b_qf_dA
+    b_dq += b_kb_dA
+    b_query = gl.convert_layout(b_qf, P).to(gl.float32)
+    b_dlog = gl.convert_layout(b_kf, P).to(gl.float32) * b_dk + b_key_rho.to(gl.float32) * b_column
+    b_dlog = b_dlog - b_key * b_dk_end + b_query * b_dq
+    b_dlog = _exact_sums(b_dlog, s_M.index(0), K, C)
+    b_dk_end -= b_rho * b_column
+    b_dq += b_kb_low
+    b_forward = s_channels.index(3).permute((1, 0)).load(P).to(gl.float32)
+    b_back = 1.0 / b_forward
+    return (
+        b_dq * b_forward,
+        b_dk * b_forward + b_dk_end * b_back,
+        b_dlog,
+        b_through,
+        b_query * b_back,
+        b_key * b_forward,
+    )
+
+
+@gluon.jit
+def _unbounded_channels(
+    b_dq, b_dk, b_dk_end, b_through, b_q, b_k, b_log, b_last, s_squares, s_M,
+    K: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr,
+):  # fmt: skip
+    """The same from q and k as used (bfloat16, signs included) and the logs, border by border: `_unbounded_gradients`."""
+    b_token = gl.arange(0, C, gl.SliceLayout(0, product(K, C)))[None, :]
+    b_high = rounded(b_log)
+    b_low = rest(b_log, b_high)
+    b_gamma = span_sums(b_high, b_low, s_M.index(0), K, C)
+    b_to_end = span_sums(b_high, b_low, s_M.index(1), K, C)
+    b_gamma, b_to_end = warpgroup_mma_wait(0, deps=[b_gamma, b_to_end])
+    b_sums = span_sums(b_high, b_low, s_M.index(2), K, C)
+    b_gamma = gl.exp2(b_gamma)
+    b_dq *= b_gamma
+    b_dk *= b_gamma
+    b_dk_end *= gl.exp2(b_to_end) * b_last[:, None]
+    b_dlog = b_q.to(gl.float32) * b_dq + b_k.to(gl.float32) * (b_dk - b_dk_end)
+    b_dk += b_dk_end
+    b_through *= gl.sum(gl.where(b_token == C - 1, b_gamma, 0.0), 1) * b_last
+    b_through += gl.sum(b_k.to(gl.float32) * b_dk_end, 1)
+    for shift in range(LEVELS):
+        b_decay = gl.exp2(warpgroup_mma_wait(0, deps=[b_sums]))
+        b_query, b_key = rounded(b_q.to(gl.float32) * b_decay), rounded(b_k.to(gl.float32) * b_decay)
+        s_N, s_N_low = s_squares.index(shift * 4), s_squares.index(shift * 4 + 1)
+        s_dA, s_dA_low = s_squares.index(shift * 4 + 2), s_squares.index(shift * 4 + 3)
+        b_keys = plus(times(b_key, s_N, K, C), b_key, s_N_low, K, C)
+        b_row = times(b_key, s_dA.permute((1, 0)), K, C)
+        b_row = plus(b_row, b_key, s_dA_low.permute((1, 0)), K, C)
+        b_column = plus(times(b_query, s_dA, K, C), b_query, s_dA_low, K, C)
+        b_sums = span_sums(b_high, b_low, s_M.index(2 + gl.minimum(shift + 1, LEVELS - 1)), K, C)
+        b_keys, b_row, b_column = warpgroup_mma_wait(2, deps=[b_keys, b_row, b_column])
+        b_side = gl.where((b_token >> shift) % 2 == 1, b_keys, -b_keys)
+        b_dlog += b_query.to(gl.float32) * b_row - b_key.to(gl.float32) * (b_side + b_column)
+        b_dq += b_decay * b_row
+        b_dk += b_decay * (b_column - b_keys)
+    b_sums = warpgroup_mma_wait(0, deps=[b_sums])
+    return b_dq, b_dk, b_dlog, b_through
+
+
+@gluon.jit
+def _store_squares(
+    b_D, b_dA, b_rho, s_squares, Q: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, BOUNDED: gl.constexpr
+):
+    """D and dA as operands in two parts; where not BOUNDED N + N^T, N = D rho, and dA, of each border's pairs."""
+    b_row = gl.arange(0, C, gl.SliceLayout(1, Q))[:, None]
+    b_column = gl.arange(0, C, gl.SliceLayout(0, Q))[None, :]
+    if BOUNDED:
+        _store_halves(b_D, s_squares.index(0), s_squares.index(1))
+        _store_halves(b_dA, s_squares.index(2), s_squares.index(3))
+    else:
+        b_N = b_D * b_rho
+        b_N += gl.convert_layout(gl.permute(b_N, (1, 0)), Q)
+        for shift in gl.static_range(LEVELS):
+            m_pairs = across_border(b_row, b_column, shift)
+            m_both = m_pairs | across_border(b_column, b_row, shift)
+            _store_halves(gl.where(m_both, b_N, 0.0), s_squares.index(shift * 4), s_squares.index(shift * 4 + 1))
+            _store_halves(gl.where(m_pairs, b_dA, 0.0), s_squares.index(shift * 4 + 2), s_squares.index(shift * 4 + 3))
+
+
+@gluon.jit
+def _send_gradients(t_dq, t_dk, t_dg, s_out, row, column):
+    """A chunk's gradients on their way."""
+    tma.async_copy_shared_to_global(t_dq, [row, column], s_out.index(0))
+    tma.async_copy_shared_to_global(t_dk, [row, column], s_out.index(1))
+    if t_dg is not None:
+        tma.async_copy_shared_to_global(t_dg, [row, column], s_out.index(2))
+
+
+@gluon.jit
 def _run(
-    p_beta, p_A_log, p_dt_bias, t_dq, t_dk, t_dg, p_dbeta, p_dlog_rate, p_dbias,
-    s_S, s_dS, s_values, s_channels, s_scalars, s_out, s_D, s_D_low, s_dA, s_dA_low, s_M, s_sums, ready, free, num_chunks, scale,
-    HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, GATE: gl.constexpr,
-    HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr, NORMALIZE: gl.constexpr,
+    p_beta, p_sign, p_A_log, p_dt_bias, p_A, p_G, p_starts, p_ends,
+    t_dq, t_dk, t_dg, p_dq, p_dk, p_dg, p_dbeta, p_dlog_rate, p_dbias,
+    s_S, s_dS, s_values, s_channels, s_g, s_scalars, s_out, s_squares, s_M, s_sums, ready, free, num_chunks, T, NC, scale,
+    HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, GATE: gl.constexpr, SIGNED: gl.constexpr,
+    HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr, NORMALIZE: gl.constexpr, BETA_RANGE: gl.constexpr,
+    LEVELS: gl.constexpr, BOUNDED: gl.constexpr, PLACES: gl.constexpr,
 ):  # fmt: skip
     """The warps that compute."""
     P: gl.constexpr = product(K, C)
@@ -132,194 +250,267 @@ def _run(
     by_row: gl.constexpr = gl.SliceLayout(1, R)
     b_from = gl.arange(0, C, gl.SliceLayout(1, Q))[:, None]
     b_to = gl.arange(0, C, gl.SliceLayout(0, Q))[None, :]
-    s_M.store(gl.where(b_from >= b_to, 1.0, 0.0).to(DT))
+    if BOUNDED:
+        s_M.index(0).store(gl.where(b_from >= b_to, 1.0, 0.0).to(DT))
+    else:
+        store_spans(s_M, b_from, b_to, LEVELS)
     b_channel = gl.arange(0, K, by_channel)
+    b_token = gl.arange(0, C, by_token)[None, :]
     phase = 0
     for item in range(gl.program_id(0), num_chunks * HV, gl.num_programs(0)):
         chunk, i_hv = item // HV, item % HV
-        o_line = (chunk * C + gl.arange(0, C, by_row)).to(gl.int64) * HV + i_hv
-        b_beta = gl.load(p_beta + o_line).to(gl.float32)
+        begin, num = chunk_place(chunk, p_starts, p_ends, T, NC, C, PLACES)
+        b_row = gl.arange(0, C, by_row)
+        o_line = (begin + b_row).to(gl.int64) * HV + i_hv
+        b_beta = gl.load(p_beta + o_line, mask=b_row < num, other=0.0).to(gl.float32)
         b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, K, C, HAS_A_LOG, HAS_DT_BIAS)
-        mbarrier.wait(ready.index(VALUES), phase)
+        mbarrier.wait(ready.index(0), phase)
 
         # what the values contract
         b_S = s_S.permute((1, 0)).load(L)
-        b_dq = times(b_S, s_values.index(DO).permute((1, 0)), K, C)
-        b_dk = times(b_S, s_values.index(DV).permute((1, 0)), K, C)
+        b_dq = times(b_S, s_values.index(0).permute((1, 0)), K, C)
+        b_dk = times(b_S, s_values.index(1).permute((1, 0)), K, C)
         b_dS = s_dS.permute((1, 0)).load(L)
-        b_dk_end = times(b_dS, s_values.index(Y).permute((1, 0)), K, C)
+        b_dk_end = times(b_dS, s_values.index(4).permute((1, 0)), K, C)
         b_through = gl.convert_layout(gl.sum(b_S.to(gl.float32) * b_dS.to(gl.float32), 1), by_channel)
 
         # the products of tokens with tokens
         left: gl.constexpr = gl.DotOperandLayout(0, Q, 2)
         right: gl.constexpr = gl.DotOperandLayout(1, Q, 2)
-        b_y = s_values.index(Y).permute((1, 0)).load(right)
+        b_y = s_values.index(4).permute((1, 0)).load(right)
         b_zero = gl.zeros([C, C], gl.float32, Q)
-        b_y_low = s_values.index(Y_LOW).permute((1, 0)).load(right)
-        b_dv, b_do = s_values.index(DV).load(left), s_values.index(DO).load(left)
+        b_y_low = s_values.index(5).permute((1, 0)).load(right)
+        b_dv, b_do = s_values.index(1).load(left), s_values.index(0).load(left)
         b_D = mma_v2(b_dv, b_y_low, mma_v2(b_dv, b_y, b_zero))
         b_dA = mma_v2(b_do, b_y_low, mma_v2(b_do, b_y, b_zero))
-        b_rho = s_scalars.index(phase * SCALARS + RHO).load(gl.SliceLayout(0, Q))
-        b_length = gl.sqrt(s_scalars.index(phase * SCALARS + NORM2).load(gl.SliceLayout(1, Q)))
+        b_rho = s_scalars.index(phase * 4).load(gl.SliceLayout(0, Q))[None, :]
+        b_length = gl.sqrt(s_scalars.index(phase * 4 + 3).load(gl.SliceLayout(1, Q)))
         m_lower = b_from > b_to
-        _store_halves(gl.where(m_lower, b_D / b_length[:, None], 0.0), s_D, s_D_low)
-        _store_halves(gl.where(m_lower, b_dA * b_rho[None, :], 0.0), s_dA, s_dA_low)
+        if (
+            PLACES != "whole"
+        ):  # what lies behind a sequence is another one's: nothing of it may be seen, not even that it is NaN
+            m_lower = m_lower & (b_from < num)
+            b_dA = gl.where(b_from < num, b_dA, 0.0)
+        b_D = gl.where(m_lower, b_D / b_length[:, None], 0.0)
+        if BETA_RANGE == 0:  # du . y but for the state's part, less what G has of it
+            o_A = ((chunk * C + b_from).to(gl.int64) * HV + i_hv) * C + b_to
+            b_du_y = gl.load(p_A + o_A).to(gl.float32) * b_dA - gl.load(p_G + o_A) * b_D
+            s_sums.index(3).store(gl.sum(b_du_y, 0))
+        _store_squares(b_D, gl.where(m_lower, b_dA * b_rho, 0.0), b_rho, s_squares, Q, C, LEVELS, BOUNDED)
 
         # of tokens with themselves
-        b_do = s_values.index(DO).load(R).to(gl.float32)
-        b_dv = s_values.index(DV).load(R).to(gl.float32)
-        b_y = s_values.index(Y).load(R).to(gl.float32) + s_values.index(Y_LOW).load(R).to(gl.float32)
+        b_do = s_values.index(0).load(R).to(gl.float32)
+        b_dv = s_values.index(1).load(R).to(gl.float32)
+        b_y = s_values.index(4).load(R).to(gl.float32) + s_values.index(5).load(R).to(gl.float32)
         b_diagonal = gl.sum(b_do * b_y, 1)
         b_y_dv = gl.sum(b_dv * b_y, 1)
-        b_v_dv = gl.sum(b_dv * s_values.index(V_GIVEN).load(R).to(gl.float32), 1)
-        b_q_dq = gl.sum(b_do * s_values.index(O).load(R).to(gl.float32), 1)
-        b_norm2 = s_scalars.index(phase * SCALARS + NORM2).load(by_row)
+        b_v_dv = gl.sum(b_dv * s_values.index(2).load(R).to(gl.float32), 1)
+        b_q_dq = gl.sum(b_do * s_values.index(3).load(R).to(gl.float32), 1)
+        b_norm2 = s_scalars.index(phase * 4 + 3).load(by_row)
         b_y_dv = b_y_dv / gl.sqrt(b_norm2)
-        s_sums.index(DIAGONAL).store(b_diagonal * s_scalars.index(phase * SCALARS + RHO).load(by_row))
-        s_sums.index(Q_DQ).store(b_q_dq)
-        s_sums.index(K_DK).store((2.0 * b_y_dv - b_v_dv) / b_norm2)
-        gl.store(p_dbeta + o_line, (b_y_dv * learning_rate(-b_beta, 1)).to(p_dbeta.dtype.element_ty))
+        s_sums.index(0).store(b_diagonal * s_scalars.index(phase * 4).load(by_row))
+        s_sums.index(1).store(b_q_dq)
+        s_sums.index(2).store((2.0 * b_y_dv - b_v_dv) / b_norm2)
+        if BETA_RANGE > 0:
+            b_dbeta = b_y_dv * learning_rate(-b_beta, 1)
+            gl.store(p_dbeta + o_line, b_dbeta.to(p_dbeta.dtype.element_ty), mask=b_row < num)
         fence_async_shared()
         tma.store_wait(0)
         b_dq, b_dk, b_dk_end = warpgroup_mma_wait(0, deps=[b_dq, b_dk, b_dk_end])
         gl.thread_barrier()  # what was written is there, the values are used up, the last chunk's gradients have left
-        mbarrier.arrive(free.index(VALUES), count=1)
-        b_rho = s_scalars.index(phase * SCALARS + RHO).load(by_token)[None, :]
-        b_dk *= (-1.0 / gl.sqrt(s_scalars.index(phase * SCALARS + NORM2).load(by_token)))[None, :]
-        b_dk_end *= b_rho
+        mbarrier.arrive(free.index(0), count=1)
+        b_rho = s_scalars.index(phase * 4).load(by_token)[None, :]
+        b_dk *= (-1.0 / gl.sqrt(s_scalars.index(phase * 4 + 3).load(by_token)))[None, :]
+        if PLACES != "whole":
+            b_dq, b_dk = gl.where(b_token < num, b_dq, 0.0), gl.where(b_token < num, b_dk, 0.0)
 
         # along the channels
-        mbarrier.wait(ready.index(CHANNELS), phase)
-        b_kb = s_channels.index(K_BACK).permute((1, 0)).load(L)
-        b_kf = s_channels.index(K_FORWARD).permute((1, 0)).load(L)
-        b_qf = s_channels.index(Q_FORWARD).permute((1, 0)).load(L)
-        b_key = gl.convert_layout(b_kb, P).to(gl.float32)
-        b_key_rho = rounded(b_key * b_rho)
-        b_row_D = times(b_key_rho, s_D.permute((1, 0)), K, C)
-        b_row_D = plus(b_row_D, b_key_rho, s_D_low.permute((1, 0)), K, C)
-        b_column = plus(times(b_kf, s_D, K, C), b_kf, s_D_low, K, C)
-        b_qf_dA = times(b_qf, s_dA, K, C)
-        b_kb_dA = times(b_kb, s_dA.permute((1, 0)), K, C)
-        b_kb_low = times(b_kb, s_dA_low.permute((1, 0)), K, C)
-        b_through += gl.sum(b_key * b_dk_end, 1)
-        b_row_D, b_column, b_qf_dA, b_kb_dA, b_kb_low = warpgroup_mma_wait(
-            0, deps=[b_row_D, b_column, b_qf_dA, b_kb_dA, b_kb_low]
-        )
-        b_dk -= b_row_D
-        b_dk_end += b_qf_dA
-        b_dq += b_kb_dA
-        b_query = gl.convert_layout(b_qf, P).to(gl.float32)
-        b_dlog = gl.convert_layout(b_kf, P).to(gl.float32) * b_dk + b_key_rho.to(gl.float32) * b_column
-        b_dlog = b_dlog - b_key * b_dk_end + b_query * b_dq
-        b_dlog = _sums_from(b_dlog, s_M, K, C)
-        b_dk_end -= b_rho * b_column
-        b_dq += b_kb_low
-
-        # queries and keys, from their decayed forms back to the raw ones
-        b_forward = s_channels.index(FORWARD).permute((1, 0)).load(P).to(gl.float32)
-        b_back = 1.0 / b_forward
-        b_q, b_k = b_query * b_back, b_key * b_forward
-        b_diagonal = s_sums.index(DIAGONAL).load(by_token)[None, :]
-        b_dq = b_dq * b_forward + b_diagonal * b_k
-        b_dk = b_dk * b_forward + b_dk_end * b_back + b_diagonal * b_q
+        mbarrier.wait(ready.index(1), phase)
+        if BOUNDED:
+            if BETA_RANGE == 0:
+                b_reach = gl.sum(s_channels.index(0).permute((1, 0)).load(P).to(gl.float32) * b_dk_end, 0)
+            b_dq, b_dk, b_dlog, b_through, b_q, b_k = _bounded_channels(
+                b_dq, b_dk, b_dk_end * b_rho, b_through, b_rho, s_channels, s_squares, s_M, K, C
+            )
+        else:
+            b_inverse, b_power = (
+                s_scalars.index(phase * 4 + 1).load(by_token),
+                s_scalars.index(phase * 4 + 2).load(by_token),
+            )
+            b_q = s_channels.index(0).permute((1, 0)).load(P).to(gl.float32) * (b_inverse * scale)[None, :]
+            b_k = s_channels.index(1).permute((1, 0)).load(P).to(gl.float32) * b_power[None, :]
+            b_g = finite_gate(s_g.permute((1, 0)).load(P).to(gl.float32), GATE)
+            b_log, b_negative = log_gate(b_g, b_rate, b_bias, GATE, False)
+            if PLACES != "whole":
+                b_q, b_k = gl.where(b_token < num, b_q, 0.0), gl.where(b_token < num, b_k, 0.0)
+                b_log = gl.where(b_token < num, b_log, 0.0)
+            b_last = gl.full([K], 1.0, gl.float32, by_channel)
+            if SIGNED:
+                b_negative = given_signs(p_sign, begin, num, i_hv, K, C, HV, PLACES)
+                b_count = times(gl.where(b_negative, 1.0, 0.0).to(DT), s_M.index(0), K, C)
+                b_count = warpgroup_mma_wait(0, deps=[b_count])
+                b_sign = gl.where(b_count.to(gl.int32) % 2 == 1, -1.0, 1.0)
+                b_q, b_k = b_q * b_sign, b_k * b_sign
+                b_last = gl.sum(gl.where(b_token == C - 1, b_sign, 0.0), 1)
+            b_q, b_k = rounded(b_q), rounded(b_k)  # as they were used
+            if BETA_RANGE == 0:
+                b_reach = gl.sum(b_k.to(gl.float32) * _to_end(b_log, s_M, K, C) * b_last[:, None] * b_dk_end, 0)
+            b_dq, b_dk, b_dlog, b_through = _unbounded_channels(
+                b_dq, b_dk, b_dk_end * b_rho, b_through, b_q, b_k, b_log, b_last, s_squares, s_M, K, C, LEVELS
+            )
+            b_own = b_dlog
+            b_dlog = _exact_sums(b_own, s_M.index(1), K, C)  # of what comes after each token
+            b_q, b_k = b_q.to(gl.float32), b_k.to(gl.float32)
+        b_diagonal = s_sums.index(0).load(by_token)[None, :]
+        b_dq += b_diagonal * b_k
+        b_dk += b_diagonal * b_q
         if NORMALIZE:
             unscale = gl.where(scale == 0, 0.0, 1.0 / scale)
-            b_inverse = s_scalars.index(phase * SCALARS + Q_INVERSE).load(by_token) * scale
-            b_dq = (b_dq - b_q * (s_sums.index(Q_DQ).load(by_token) * (unscale * unscale))[None, :]) * b_inverse[
-                None, :
-            ]
-            b_power = s_scalars.index(phase * SCALARS + K_POWER).load(by_token)
-            b_dk = (b_dk - b_k * s_sums.index(K_DK).load(by_token)[None, :]) * b_power[None, :]
+            b_inverse = s_scalars.index(phase * 4 + 1).load(by_token) * scale
+            b_dq = (b_dq - b_q * (s_sums.index(1).load(by_token) * (unscale * unscale))[None, :]) * b_inverse[None, :]
+            b_power = s_scalars.index(phase * 4 + 2).load(by_token)
+            b_dk = (b_dk - b_k * s_sums.index(2).load(by_token)[None, :]) * b_power[None, :]
         else:
             b_dq *= scale
-        s_out.index(DQ).permute((1, 0)).store(rounded(b_dq))
-        s_out.index(DK).permute((1, 0)).store(rounded(b_dk))
+        if SIGNED:
+            b_dq, b_dk = b_dq * b_sign, b_dk * b_sign
+        s_out.index(0).permute((1, 0)).store(rounded(b_dq))
+        s_out.index(1).permute((1, 0)).store(rounded(b_dk))
 
-        # the gate
-        b_g = s_channels.index(GATES).permute((1, 0)).load(P).to(gl.float32)
+        # the gate, read once more: it would take registers all the while
+        b_g = finite_gate(s_g.permute((1, 0)).load(P).to(gl.float32), GATE)
         b_dlog = warpgroup_mma_wait(0, deps=[b_dlog]) + b_through[:, None]
+        if not BOUNDED:
+            b_dlog += b_own
         b_dg, b_dlog_rate = gate_gradient(b_dlog, b_g, b_rate, b_bias, GATE)
-        s_out.index(DG).permute((1, 0)).store(rounded(b_dg))
+        o_key = ((begin + b_token).to(gl.int64) * HV + i_hv) * K + b_channel[:, None]
+        if PLACES != "whole":
+            b_dg = gl.where(b_token < num, b_dg, 0.0)
+            b_dlog_rate = gl.where(b_token < num, b_dlog_rate, 0.0)
+            if num < C:
+                m_key = (b_token < num) & (b_channel[:, None] < K)
+                gl.store(p_dq + o_key, b_dq.to(DT), mask=m_key)
+                gl.store(p_dk + o_key, b_dk.to(DT), mask=m_key)
+                gl.store(p_dg + o_key, b_dg.to(p_dg.dtype.element_ty), mask=m_key)
+        if t_dg is not None:
+            s_out.index(2).permute((1, 0)).store(rounded(b_dg))
+        elif PLACES == "whole":
+            gl.store(p_dg + o_key, b_dg)
+        else:
+            if num >= C:
+                gl.store(p_dg + o_key, b_dg)
         if HAS_A_LOG:
             gl.store(p_dlog_rate + gl.cast(item, gl.int64) * K + b_channel, gl.sum(b_dlog_rate, 1))
         if HAS_DT_BIAS:
             gl.store(p_dbias + gl.cast(item, gl.int64) * K + b_channel, gl.sum(b_dg, 1))
+        if BETA_RANGE == 0:  # a given beta may be zero: the longer way then
+            s_sums.index(4).store(b_reach)
+            gl.thread_barrier()
+            b_rate_used = s_scalars.index(phase * 4).load(by_row)
+            m_some = gl.abs(b_rate_used) > 1e-12
+            b_longer = s_sums.index(3).load(by_row) + s_sums.index(4).load(by_row)
+            b_dbeta = gl.where(m_some, b_y_dv / gl.where(m_some, b_rate_used, 1.0), b_longer) / b_norm2
+            gl.store(p_dbeta + o_line, b_dbeta.to(p_dbeta.dtype.element_ty), mask=b_row < num)
         fence_async_shared()
         gl.thread_barrier()  # the gradients are written, the channels used up
-        mbarrier.arrive(free.index(CHANNELS), count=1)
-        tma.async_copy_shared_to_global(t_dq, [chunk * C, i_hv * K], s_out.index(DQ))
-        tma.async_copy_shared_to_global(t_dk, [chunk * C, i_hv * K], s_out.index(DK))
-        tma.async_copy_shared_to_global(t_dg, [chunk * C, i_hv * K], s_out.index(DG))
+        mbarrier.arrive(free.index(1), count=1)
+        if PLACES == "whole":
+            _send_gradients(t_dq, t_dk, t_dg, s_out, begin, i_hv * K)
+        else:
+            if num >= C:
+                _send_gradients(t_dq, t_dk, t_dg, s_out, begin, i_hv * K)
         phase ^= 1
     tma.store_wait(0)
 
 
 @gluon.jit
 def hopper_gradient_kernel(
-    t_states,  # tiles [V, K] of [B * NC * HV * V, K]
+    t_states,  # tiles [V, K] of [num_chunks * HV * V, K]
     t_dstates,
     t_do,  # tiles [C, V] of [B * T, HV * V]
     t_dv,
     t_v,
     t_o,
-    t_y,  # tiles [C, V] of [2 * B * T, HV * V]: y and what its rounding left
-    t_keys,  # tiles [C, K] of [4 * B * T, HV * K]: q_forward, k_forward, k_back, forward
+    t_y,  # tiles [C, V] of [2 * ROWS, HV * V]: y and what its rounding left
+    t_q,  # tiles [C, K] of [B * T, H * K], where not BOUNDED
+    t_k,
+    t_keys,  # tiles [C, K] of [4 * ROWS, HV * K]: q_forward, k_forward, k_back, forward; where BOUNDED
     t_g,  # tiles [C, K] of [B * T, HV * K]
-    p_rho,  # [B * T, HV]
-    p_norms,  # [3, B * T, HV]
+    p_A,  # [ROWS, HV, C], where beta is given
+    p_G,  # float32 [ROWS, HV, C], where beta is given
+    p_rho,  # [ROWS, HV]
+    p_norms,  # [3, ROWS, HV]
+    p_starts,  # [num_chunks] where PLACES is "packed"
+    p_ends,
     p_beta,  # [B * T, HV]
+    p_sign,  # int8 [B * T, HV, K], where SIGNED
     p_A_log,
     p_dt_bias,
     t_dq,  # out, tiles [C, K] of [B * T, HV * K]
     t_dk,
-    t_dg,
+    t_dg,  # None where g is float32
+    p_dq,  # out [B * T, HV, K], for chunks of fewer tokens
+    p_dk,
+    p_dg,
     p_dbeta,  # out [B * T, HV]
-    p_dlog_rate,  # out float32 [B * NC, HV, K], where HAS_A_LOG
-    p_dbias,  # out float32 [B * NC, HV, K], where HAS_DT_BIAS
-    num_chunks,  # B * NC
-    TOKENS,  # B * T
+    p_dlog_rate,  # out float32 [num_chunks, HV, K], where HAS_A_LOG
+    p_dbias,  # out float32 [num_chunks, HV, K], where HAS_DT_BIAS
+    num_chunks,
+    ROWS,  # the tokens of all chunks, were they whole
+    T,
+    NC,
     scale,
+    H: gl.constexpr,
     HV: gl.constexpr,
     K: gl.constexpr,
     V: gl.constexpr,
     C: gl.constexpr,
     GATE: gl.constexpr,
+    SIGNED: gl.constexpr,
     HAS_A_LOG: gl.constexpr,
     HAS_DT_BIAS: gl.constexpr,
     NORMALIZE: gl.constexpr,
+    BETA_RANGE: gl.constexpr,
+    LEVELS: gl.constexpr,  # log2 of C
+    BOUNDED: gl.constexpr,
+    PLACES: gl.constexpr,  # "whole", "ragged" (T is no multiple of C) or "packed"
 ):
     """All gradients but dv, chunk by chunk."""
     ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(ready.index(VALUES), count=ARRIVALS)
-    mbarrier.init(ready.index(CHANNELS), count=1)
-    mbarrier.init(free.index(VALUES), count=1)
-    mbarrier.init(free.index(CHANNELS), count=1)
+    mbarrier.init(ready.index(0), count=33)
+    mbarrier.init(ready.index(1), count=1)
+    mbarrier.init(free.index(0), count=1)
+    mbarrier.init(free.index(1), count=1)
     fence_async_shared()
-    s_scalars, s_sums = lines(2 * SCALARS, C), lines(SUMS, C)  # scalars of two chunks
-    s_S, s_dS = room_for_one(V, K), room_for_one(V, K)
-    s_values, s_channels, s_out = room(NUM_VALUES, C, V), room(NUM_CHANNELS, C, K), room(OUTPUTS, C, K)
-    s_D, s_D_low, s_dA, s_dA_low = room_for_one(C, C), room_for_one(C, C), room_for_one(C, C), room_for_one(C, C)
-    s_M = room_for_one(C, C)
+    LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    s_scalars = gl.allocate_shared_memory(gl.float32, [8, C], LINE)  # rho, 1 / |q|, power, |k|^2 of two chunks
+    s_sums = gl.allocate_shared_memory(gl.float32, [5, C], LINE)
+    s_S, s_dS = room(1, V, K).index(0), room(1, V, K).index(0)
+    s_values, s_channels, s_g = room(6, C, V), room(4 if BOUNDED else 2, C, K), room(1, C, K, t_g.dtype).index(0)
+    s_out = room(2 if t_dg is None else 3, C, K)
+    s_squares, s_M = room(4 if BOUNDED else 4 * LEVELS, C, C), room(1 if BOUNDED else 2 + LEVELS, C, C)
     gl.warp_specialize(
         [
             (
                 _run,
                 (
-                    p_beta, p_A_log, p_dt_bias, t_dq, t_dk, t_dg, p_dbeta, p_dlog_rate, p_dbias,
-                    s_S, s_dS, s_values, s_channels, s_scalars, s_out, s_D, s_D_low, s_dA, s_dA_low, s_M, s_sums, ready, free,
-                    num_chunks, scale, HV, K, V, C, GATE, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE,
+                    p_beta, p_sign, p_A_log, p_dt_bias, p_A, p_G, p_starts, p_ends,
+                    t_dq, t_dk, t_dg, p_dq, p_dk, p_dg, p_dbeta, p_dlog_rate, p_dbias,
+                    s_S, s_dS, s_values, s_channels, s_g, s_scalars, s_out, s_squares, s_M, s_sums, ready, free,
+                    num_chunks, T, NC, scale,
+                    HV, K, V, C, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BOUNDED, PLACES,
                 ),
             ),
             (
                 _fetch,
                 (
-                    t_states, t_dstates, t_do, t_dv, t_v, t_o, t_y, t_keys, t_g,
-                    p_rho, p_norms, s_S, s_dS, s_values, s_channels, s_scalars, ready, free, num_chunks, TOKENS,
-                    HV, K, V, C,
+                    t_states, t_dstates, t_do, t_dv, t_v, t_o, t_y, t_q, t_k, t_keys, t_g,
+                    p_starts, p_ends, p_rho, p_norms, s_S, s_dS, s_values, s_channels, s_g, s_scalars, ready, free,
+                    num_chunks, ROWS, T, NC, H, HV, K, V, C, BOUNDED, PLACES,
                 ),
             ),
         ],
-        [FETCH_WARPS],
-        [FETCH_REGISTERS],
+        [1],
+        [24],
     )  # fmt: skip

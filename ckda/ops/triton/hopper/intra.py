@@ -17,53 +17,46 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ckda.ops.triton.hopper.tile import (
     DT,
-    FETCH_REGISTERS,
-    FETCH_WARPS,
-    FORWARD,
-    K_BACK,
-    K_FORWARD,
-    Q_FORWARD,
+    across_border,
     barriers,
     by_pairs,
     by_rows,
+    chunk_place,
+    given_signs,
     head_gate,
-    lines,
-    plus,
     product,
     rest,
     room,
-    room_for_one,
     rounded,
+    span_sums,
+    store_spans,
     times,
 )
-from ckda.ops.triton.tile import ROUND, learning_rate, log_gate
+from ckda.ops.triton.tile import ROUND, finite_gate, learning_rate, log_gate
 
 __all__ = ["hopper_intra_kernel"]
 
 STAGES = gl.constexpr(2)
-# tiles of a chunk that are fetched, and lines of its tokens; the tiles that leave are the four parts of t_keys
-QUERY, KEY, GATES, INPUTS = (gl.constexpr(i) for i in range(4))
-Q_LENGTH, K_POWER, LINES = (gl.constexpr(i) for i in range(3))
-OUTPUTS = gl.constexpr(4)
 
 
 @gluon.jit
 def _fetch(
-    t_q, t_k, t_g, s_in, ready, free, num_chunks,
-    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, C: gl.constexpr,
+    t_q, t_k, t_g, p_starts, p_ends, s_in, s_g, ready, free, num_chunks, T, NC,
+    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, C: gl.constexpr, GATE_BYTES: gl.constexpr, PLACES: gl.constexpr,
 ):  # fmt: skip
     """One warp that fetches the chunks of this program."""
     n = 0
     for item in range(gl.program_id(0), num_chunks * HV, gl.num_programs(0)):
-        row, i_hv = (item // HV) * C, item % HV
+        row, _ = chunk_place(item // HV, p_starts, p_ends, T, NC, C, PLACES)
+        i_hv = item % HV
         i_h = i_hv // (HV // H)
         slot = n % STAGES
         bar = ready.index(slot)
         mbarrier.wait(free.index(slot), ((n // STAGES) & 1) ^ 1)
-        mbarrier.expect(bar, 2 * C * INPUTS * K)
-        tma.async_copy_global_to_shared(t_k, [row, i_h * K], bar, s_in.index(slot * INPUTS + KEY))
-        tma.async_copy_global_to_shared(t_q, [row, i_h * K], bar, s_in.index(slot * INPUTS + QUERY))
-        tma.async_copy_global_to_shared(t_g, [row, i_hv * K], bar, s_in.index(slot * INPUTS + GATES))
+        mbarrier.expect(bar, C * K * (4 + GATE_BYTES))
+        tma.async_copy_global_to_shared(t_g, [row, i_hv * K], bar, s_g.index(slot))
+        tma.async_copy_global_to_shared(t_k, [row, i_h * K], bar, s_in.index(slot * 2 + 1))
+        tma.async_copy_global_to_shared(t_q, [row, i_h * K], bar, s_in.index(slot * 2))
         n += 1  # noqa: SIM113
 
 
@@ -83,11 +76,77 @@ def _used_norms(b_q, b_k, NORMALIZE: gl.constexpr):
 
 
 @gluon.jit
+def _bounded_tiles(b_q, b_k, b_cum, b_count, s_out, p_start, p_end, o_slot, C: gl.constexpr):
+    """Decays from the chunk's middle (`bounded_decays`): the four tiles that are kept, the chunk's start and end."""
+    b_token = gl.arange(0, C, gl.SliceLayout(0, b_q.type.layout))[None, :]
+    b_sign = b_count.to(gl.int32) << 31
+    b_round = b_cum + ROUND
+    b_broken = b_cum - (b_round - ROUND)
+    b_middle = gl.sum(gl.where(b_token == C // 2 - 1, b_cum, 0.0), 1) + ROUND
+    b_shift = (b_round.to(gl.int32, bitcast=True) - b_middle.to(gl.int32, bitcast=True)[:, None]) << 23
+    b_forward = ((gl.exp2(b_broken).to(gl.int32, bitcast=True) + b_shift) ^ b_sign).to(gl.float32, bitcast=True)
+    b_back = ((gl.exp2(-b_broken).to(gl.int32, bitcast=True) - b_shift) ^ b_sign).to(gl.float32, bitcast=True)
+    gl.store(p_start + o_slot, gl.exp2(b_middle - ROUND))
+    gl.store(p_end + o_slot, gl.sum(gl.where(b_token == C - 1, b_forward, 0.0), 1))
+    s_out.index(3).permute((1, 0)).store(rounded(b_forward))
+    s_out.index(0).permute((1, 0)).store(rounded(b_q.to(gl.float32) * b_forward))
+    s_out.index(1).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_forward))
+    s_out.index(2).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_back))
+
+
+@gluon.jit
+def _unbounded_tiles(b_q, b_k, b_gamma, b_to_end, b_last, s_out, p_start, p_end, o_slot, C: gl.constexpr):
+    """Decays from the chunk's start and to its end: three tiles; b_last is the sign of Gamma [K], signs are in q and k too."""
+    b_token = gl.arange(0, C, gl.SliceLayout(0, b_q.type.layout))[None, :]
+    gl.store(p_start + o_slot, gl.zeros_like(b_last) + 1.0)
+    gl.store(p_end + o_slot, gl.sum(gl.where(b_token == C - 1, b_gamma, 0.0), 1) * b_last)
+    s_out.index(0).permute((1, 0)).store(rounded(b_q.to(gl.float32) * b_gamma))
+    s_out.index(1).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_gamma))
+    s_out.index(2).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_to_end * b_last[:, None]))
+
+
+@gluon.jit
+def _pair_products(s_query, s_key, Q: gl.constexpr, C: gl.constexpr):
+    """query^T key and key^T key [C, C] of tiles [C, K] in shared memory; the left operand of the second is s_key[1]."""
+    left: gl.constexpr = gl.DotOperandLayout(0, Q, 2)
+    b_key = s_key[0].permute((1, 0)).load(gl.DotOperandLayout(1, Q, 2))
+    b_zero = gl.zeros([C, C], gl.float32, Q)
+    return mma_v2(s_query.load(left), b_key, b_zero), mma_v2(s_key[1].load(left), b_key, b_zero)
+
+
+@gluon.jit
+def _border_products(
+    b_q, b_k, b_high, b_low, b_diagonal, s_out, s_M, Q: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr
+):
+    """A and G border by border (`_unbounded_products`), by way of two pairs of tiles that take turns."""
+    K: gl.constexpr = b_q.shape[0]
+    b_row = gl.arange(0, C, gl.SliceLayout(1, Q))[:, None]
+    b_column = gl.arange(0, C, gl.SliceLayout(0, Q))[None, :]
+    b_A = gl.where(b_row == b_column, b_diagonal[:, None], 0.0)
+    b_G = gl.zeros([C, C], gl.float32, Q)
+    b_sums = span_sums(b_high, b_low, s_M.index(2), K, C)
+    for shift in range(LEVELS):
+        b_decay = gl.exp2(warpgroup_mma_wait(0, deps=[b_sums]))
+        b_sums = span_sums(b_high, b_low, s_M.index(2 + gl.minimum(shift + 1, LEVELS - 1)), K, C)
+        s_query, s_key = s_out.index(shift % 2 * 2), s_out.index(shift % 2 * 2 + 1)
+        s_query.permute((1, 0)).store(rounded(b_q.to(gl.float32) * b_decay))
+        s_key.permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_decay))
+        gl.thread_barrier()  # this border's tiles are written, and the last but one's used up
+        b_query_key, b_key_key = _pair_products(s_query, (s_key, s_key), Q, C)
+        m_pairs = across_border(b_row, b_column, shift)
+        b_A = gl.where(m_pairs, b_query_key, b_A)
+        b_G = gl.where(m_pairs, b_key_key, b_G)
+    b_sums = warpgroup_mma_wait(0, deps=[b_sums])
+    return b_A, b_G
+
+
+@gluon.jit
 def _run(
-    p_beta, p_A_log, p_dt_bias, t_keys, p_A, p_G, p_rho, p_norms, p_start, p_end,
-    s_in, s_out, s_M, s_lines, ready, free, num_chunks, TOKENS, scale,
-    HV: gl.constexpr, K: gl.constexpr, C: gl.constexpr, GATE: gl.constexpr,
+    p_beta, p_sign, p_A_log, p_dt_bias, t_keys, p_A, p_G, p_rho, p_norms, p_start, p_end,
+    p_starts, p_ends, s_in, s_g, s_out, s_M, s_lines, ready, free, num_chunks, ROWS, T, NC, scale,
+    HV: gl.constexpr, K: gl.constexpr, C: gl.constexpr, GATE: gl.constexpr, SIGNED: gl.constexpr,
     HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr, NORMALIZE: gl.constexpr, BETA_RANGE: gl.constexpr,
+    LEVELS: gl.constexpr, BOUNDED: gl.constexpr, PLACES: gl.constexpr,
 ):  # fmt: skip
     """The warps that compute."""
     P: gl.constexpr = product(K, C)
@@ -96,78 +155,97 @@ def _run(
     by_token: gl.constexpr = gl.SliceLayout(0, P)
     by_channel: gl.constexpr = gl.SliceLayout(1, P)
     by_row: gl.constexpr = gl.SliceLayout(1, R)
+    TILES: gl.constexpr = 4 if BOUNDED else 3
     b_from = gl.arange(0, C, gl.SliceLayout(1, Q))[:, None]
     b_to = gl.arange(0, C, gl.SliceLayout(0, Q))[None, :]
-    s_M.store(gl.where(b_from <= b_to, 1.0, 0.0).to(DT))
+    if BOUNDED:
+        s_M.index(0).store(gl.where(b_from <= b_to, 1.0, 0.0).to(DT))
+    else:
+        store_spans(s_M, b_from, b_to, LEVELS)
     fence_async_shared()
     gl.thread_barrier()
     b_channel = gl.arange(0, K, by_channel)
     b_token = gl.arange(0, C, by_token)[None, :]
-    num_lines = TOKENS.to(gl.int64) * HV
+    num_lines = ROWS.to(gl.int64) * HV
     n = 0
     for item in range(gl.program_id(0), num_chunks * HV, gl.num_programs(0)):
         chunk, i_hv = item // HV, item % HV
         slot, row = n % STAGES, chunk * C
-        o_line = (row + gl.arange(0, C, by_row)).to(gl.int64) * HV + i_hv
-        b_beta = gl.load(p_beta + o_line).to(gl.float32)
+        begin, num = chunk_place(chunk, p_starts, p_ends, T, NC, C, PLACES)
+        b_row = gl.arange(0, C, by_row)
+        o_line = (row + b_row).to(gl.int64) * HV + i_hv
+        p_rate = p_beta + (begin + b_row).to(gl.int64) * HV + i_hv
+        b_beta = gl.load(p_rate, mask=b_row < num, other=0.0).to(gl.float32)
         b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, K, C, HAS_A_LOG, HAS_DT_BIAS)
         mbarrier.wait(ready.index(slot), (n // STAGES) & 1)
 
         # the gates, and their sums over tokens
-        b_g = s_in.index(slot * INPUTS + GATES).permute((1, 0)).load(P).to(gl.float32)
+        b_g = finite_gate(s_g.index(slot).permute((1, 0)).load(P).to(gl.float32), GATE)
         b_log, b_negative = log_gate(b_g, b_rate, b_bias, GATE, False)
+        if SIGNED:
+            b_negative = given_signs(p_sign, begin, num, i_hv, K, C, HV, PLACES)
+        if (
+            PLACES != "whole"
+        ):  # what lies behind a sequence is another one's: nothing of it may be seen, not even that it is NaN
+            b_log = gl.where(b_token < num, b_log, 0.0)
+            b_negative = b_negative & (b_token < num)
         b_high = rounded(b_log)
-        b_cum = plus(times(b_high, s_M, K, C), rest(b_log, b_high), s_M, K, C)
-        b_count = times(gl.where(b_negative, 1.0, 0.0).to(DT), s_M, K, C)
+        b_low = rest(b_log, b_high)
+        b_cum = span_sums(b_high, b_low, s_M.index(0), K, C)
+        b_count = times(gl.where(b_negative, 1.0, 0.0).to(DT), s_M.index(0), K, C)
 
         # the norms and the learning rate
-        b_q = s_in.index(slot * INPUTS + QUERY).load(R).to(gl.float32)
-        b_k = s_in.index(slot * INPUTS + KEY).load(R).to(gl.float32)
+        b_q = s_in.index(slot * 2).load(R).to(gl.float32)
+        b_k = s_in.index(slot * 2 + 1).load(R).to(gl.float32)
+        if PLACES != "whole":
+            b_q, b_k = gl.where((b_row < num)[:, None], b_q, 0.0), gl.where((b_row < num)[:, None], b_k, 0.0)
         b_inverse, b_power, b_norm2 = _used_norms(b_q, b_k, NORMALIZE)
-        s_lines.index(Q_LENGTH).store(b_inverse * scale)
-        s_lines.index(K_POWER).store(b_power)
-        gl.store(p_rho + o_line, learning_rate(b_beta, BETA_RANGE) / b_norm2)
+        s_lines.index(0).store(b_inverse * scale)
+        s_lines.index(1).store(b_power)
+        if not BOUNDED:
+            b_q = rounded(b_q * (b_inverse * scale)[:, None]).to(gl.float32)
+            s_lines.index(2).store(gl.sum(b_q * b_k, 1) * b_power)
+        b_rho = learning_rate(b_beta, BETA_RANGE) / b_norm2
+        if PLACES != "whole":
+            b_rho = gl.where(b_row < num, b_rho, 0.0)
+        gl.store(p_rho + o_line, b_rho)
         gl.store(p_norms + o_line, b_inverse)
         gl.store(p_norms + num_lines + o_line, b_power)
         gl.store(p_norms + 2 * num_lines + o_line, b_norm2)
         tma.store_wait(0)
         gl.thread_barrier()  # the lines are written, and the last chunk's tiles have left
 
-        # the decays: `bounded_decays`
+        # queries and keys with their decays
         b_cum, b_count = warpgroup_mma_wait(0, deps=[b_cum, b_count])
-        b_sign = b_count.to(gl.int32) << 31
-        b_round = b_cum + ROUND
-        b_broken = b_cum - (b_round - ROUND)
-        b_middle = gl.sum(gl.where(b_token == C // 2 - 1, b_cum, 0.0), 1) + ROUND
-        b_shift = (b_round.to(gl.int32, bitcast=True) - b_middle.to(gl.int32, bitcast=True)[:, None]) << 23
-        b_forward = ((gl.exp2(b_broken).to(gl.int32, bitcast=True) + b_shift) ^ b_sign).to(gl.float32, bitcast=True)
-        b_back = ((gl.exp2(-b_broken).to(gl.int32, bitcast=True) - b_shift) ^ b_sign).to(gl.float32, bitcast=True)
-        b_end = gl.sum(gl.where(b_token == C - 1, b_forward, 0.0), 1)
+        b_q = s_in.index(slot * 2).permute((1, 0)).load(P).to(gl.float32) * s_lines.index(0).load(by_token)[None, :]
+        b_k = s_in.index(slot * 2 + 1).permute((1, 0)).load(P).to(gl.float32) * s_lines.index(1).load(by_token)[None, :]
+        if PLACES != "whole":
+            b_q, b_k = gl.where(b_token < num, b_q, 0.0), gl.where(b_token < num, b_k, 0.0)
         o_slot = gl.cast(item, gl.int64) * K + b_channel
-        gl.store(p_start + o_slot, gl.exp2(b_middle - ROUND))
-        gl.store(p_end + o_slot, b_end)
-
-        # queries and keys
-        s_out.index(FORWARD).permute((1, 0)).store(rounded(b_forward))
-        b_q = s_in.index(slot * INPUTS + QUERY).permute((1, 0)).load(P).to(gl.float32)
-        b_q *= s_lines.index(Q_LENGTH).load(by_token)[None, :]
-        s_out.index(Q_FORWARD).permute((1, 0)).store(rounded(rounded(b_q).to(gl.float32) * b_forward))
-        b_k = s_in.index(slot * INPUTS + KEY).permute((1, 0)).load(P).to(gl.float32)
-        b_k *= s_lines.index(K_POWER).load(by_token)[None, :]
-        s_out.index(K_FORWARD).permute((1, 0)).store(rounded(b_k * b_forward))
-        s_out.index(K_BACK).permute((1, 0)).store(rounded(b_k * b_back))
+        if BOUNDED:
+            _bounded_tiles(rounded(b_q), b_k, b_cum, b_count, s_out, p_start, p_end, o_slot, C)
+        else:
+            b_last = gl.full([K], 1.0, gl.float32, by_channel)
+            if SIGNED:
+                b_sign = gl.where(b_count.to(gl.int32) % 2 == 1, -1.0, 1.0)
+                b_q, b_k = b_q * b_sign, b_k * b_sign  # a pair's sign is the product of both
+                b_last = gl.sum(gl.where(b_token == C - 1, b_sign, 0.0), 1)
+            b_diagonal = s_lines.index(2).load(gl.SliceLayout(1, Q))
+            b_q, b_k = rounded(b_q), rounded(b_k)  # a key in bfloat16 times a power of two is as it was
+            b_gamma = gl.exp2(b_cum)
+            b_A, b_G = _border_products(b_q, b_k, b_high, b_low, b_diagonal, s_out, s_M, Q, C, LEVELS)
+            b_to_end = gl.exp2(warpgroup_mma_wait(0, deps=[span_sums(b_high, b_low, s_M.index(1), K, C)]))
+            gl.thread_barrier()  # the borders' tiles are used up
+            _unbounded_tiles(b_q, b_k, b_gamma, b_to_end, b_last, s_out, p_start, p_end, o_slot, C)
         fence_async_shared()
         gl.thread_barrier()  # the tiles are written, and q, k and g used up
         mbarrier.arrive(free.index(slot), count=1)
-        for i in gl.static_range(OUTPUTS):
-            tma.async_copy_shared_to_global(t_keys, [i * TOKENS + row, i_hv * K], s_out.index(i))
+        for i in gl.static_range(TILES):
+            tma.async_copy_shared_to_global(t_keys, [i * ROWS + row, i_hv * K], s_out.index(i))
 
         # the products of tokens with tokens
-        left: gl.constexpr = gl.DotOperandLayout(0, Q, 2)
-        b_key = s_out.index(K_BACK).permute((1, 0)).load(gl.DotOperandLayout(1, Q, 2))
-        b_zero = gl.zeros([C, C], gl.float32, Q)
-        b_A = mma_v2(s_out.index(Q_FORWARD).load(left), b_key, b_zero)
-        b_G = mma_v2(s_out.index(K_FORWARD).load(left), b_key, b_zero)
+        if BOUNDED:
+            b_A, b_G = _pair_products(s_out.index(0), (s_out.index(2), s_out.index(1)), Q, C)
         o_A = ((row + b_from).to(gl.int64) * HV + i_hv) * C + b_to
         gl.store(p_A + o_A, gl.where(b_from >= b_to, b_A, 0.0).to(DT))
         gl.store(p_G + o_A, gl.where(b_from > b_to, b_G, 0.0))
@@ -180,45 +258,59 @@ def hopper_intra_kernel(
     t_q,  # tiles [C, K] of [B * T, H * K]
     t_k,
     t_g,  # tiles [C, K] of [B * T, HV * K]
+    p_starts,  # [num_chunks] where PLACES is "packed"
+    p_ends,
     p_beta,  # [B * T, HV]
+    p_sign,  # int8 [B * T, HV, K], where SIGNED
     p_A_log,
     p_dt_bias,
-    t_keys,  # out, tiles [C, K] of [4 * B * T, HV * K]: q_forward, k_forward, k_back, forward
-    p_A,  # out [B * T, HV, C]
-    p_G,  # out float32 [B * T, HV, C]
-    p_rho,  # out float32 [B * T, HV]
-    p_norms,  # out float32 [3, B * T, HV]
-    p_start,  # out float32 [B * NC, HV, K]
-    p_end,  # out float32 [B * NC, HV, K]
-    num_chunks,  # B * NC
-    TOKENS,  # B * T
+    t_keys,  # out, tiles [C, K] of [4 * ROWS, HV * K]: q_forward, k_forward, k_back and, where BOUNDED, forward
+    p_A,  # out [ROWS, HV, C]
+    p_G,  # out float32 [ROWS, HV, C]
+    p_rho,  # out float32 [ROWS, HV]
+    p_norms,  # out float32 [3, ROWS, HV]
+    p_start,  # out float32 [num_chunks, HV, K]
+    p_end,  # out float32 [num_chunks, HV, K]
+    num_chunks,
+    ROWS,  # num_chunks * C: what is left for others has room for whole chunks
+    T,
+    NC,
     scale,
     H: gl.constexpr,
     HV: gl.constexpr,
     K: gl.constexpr,
     C: gl.constexpr,
     GATE: gl.constexpr,
+    SIGNED: gl.constexpr,
     HAS_A_LOG: gl.constexpr,
     HAS_DT_BIAS: gl.constexpr,
     NORMALIZE: gl.constexpr,
     BETA_RANGE: gl.constexpr,
+    LEVELS: gl.constexpr,  # log2 of C
+    BOUNDED: gl.constexpr,
+    PLACES: gl.constexpr,  # "whole", "ragged" (T is no multiple of C) or "packed"
 ):
     """What of a chunk does not depend on the state."""
     ready, free = barriers(STAGES, 1)
-    s_in, s_out, s_M = room(STAGES * INPUTS, C, K), room(OUTPUTS, C, K), room_for_one(C, C)
-    s_lines = lines(LINES, C)
+    s_in, s_g, s_out = room(STAGES * 2, C, K), room(STAGES, C, K, t_g.dtype), room(4, C, K)
+    GATE_BYTES: gl.constexpr = t_g.dtype.primitive_bitwidth // 8
+    s_M = room(1 if BOUNDED else 2 + LEVELS, C, C)
+    s_lines = gl.allocate_shared_memory(gl.float32, [3, C], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     gl.warp_specialize(
         [
             (
                 _run,
                 (
-                    p_beta, p_A_log, p_dt_bias, t_keys, p_A, p_G, p_rho, p_norms, p_start, p_end,
-                    s_in, s_out, s_M, s_lines, ready, free, num_chunks, TOKENS, scale,
-                    HV, K, C, GATE, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE,
+                    p_beta, p_sign, p_A_log, p_dt_bias, t_keys, p_A, p_G, p_rho, p_norms, p_start, p_end,
+                    p_starts, p_ends, s_in, s_g, s_out, s_M, s_lines, ready, free, num_chunks, ROWS, T, NC, scale,
+                    HV, K, C, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BOUNDED, PLACES,
                 ),
             ),
-            (_fetch, (t_q, t_k, t_g, s_in, ready, free, num_chunks, H, HV, K, C)),
+            (
+                _fetch,
+                (t_q, t_k, t_g, p_starts, p_ends, s_in, s_g, ready, free, num_chunks, T, NC, H, HV, K, C, GATE_BYTES, PLACES),
+            ),
         ],
-        [FETCH_WARPS],
-        [FETCH_REGISTERS],
+        [1],
+        [24],
     )  # fmt: skip

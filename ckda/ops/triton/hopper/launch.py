@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from ckda.ops.triton.hopper import BV, tried
-from ckda.ops.triton.launch import Launch, aligned, gate_arguments
+from ckda.ops.triton.launch import Launch, aligned, contiguous, gate_arguments
 from ckda.ops.triton.plan import Passed, Work, gradient_outputs
 from ckda.ops.triton.portable import launch as portable
 
 if tried():
+    from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     from ckda.ops.triton.hopper.gradient import hopper_gradient_kernel
@@ -21,8 +22,23 @@ if tried():
 
 __all__ = ["gradients", "intra", "reverse", "states"]
 
-INTRA_REGISTERS, SUMMARY_REGISTERS = 80, 128  # a thread, so that two programs fit on a multiprocessor
-GATE_ARGUMENTS = ("p_beta", "p_A_log", "p_dt_bias", "scale", "HV", "K", "GATE", "HAS_A_LOG", "HAS_DT_BIAS", "NORMALIZE")
+GATE_ARGUMENTS = (
+    *(
+        "p_beta",
+        "p_sign",
+        "p_A_log",
+        "p_dt_bias",
+        "scale",
+        "H",
+        "HV",
+        "K",
+        "GATE",
+        "SIGNED",
+        "HAS_A_LOG",
+        "HAS_DT_BIAS",
+    ),
+    *("NORMALIZE", "BETA_RANGE"),
+)
 
 
 @cache
@@ -31,8 +47,8 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 @cache
-def _tile_layout(rows: int, columns: int) -> Any:
-    return tile_layout(rows, columns)
+def _tile_layout(rows: int, columns: int, dtype: torch.dtype) -> Any:
+    return tile_layout(rows, columns, gl.float32 if dtype == torch.float32 else gl.bfloat16)
 
 
 def _tiles(x: Tensor, width: int, rows: int, columns: int) -> "TensorDescriptor":
@@ -44,31 +60,49 @@ def _tiles(x: Tensor, width: int, rows: int, columns: int) -> "TensorDescriptor"
     assert x.data_ptr() % 16 == 0
     tiles = object.__new__(TensorDescriptor)
     tiles.base, tiles.shape, tiles.strides = x, [x.numel() // width, width], [width, 1]
-    tiles.block_shape, tiles.layout, tiles.padding = [rows, columns], _tile_layout(rows, columns), "zero"
+    tiles.block_shape, tiles.layout, tiles.padding = [rows, columns], _tile_layout(rows, columns, x.dtype), "zero"
     return tiles
+
+
+def _place_arguments(w: Work) -> dict[str, Any]:
+    """Where the chunks lie, for the kernels that take them one by one."""
+    p, where = w.p, w.where
+    return {
+        "p_starts": where.starts,
+        "p_ends": where.ends,
+        "num_chunks": p.slots,
+        "ROWS": p.rows,
+        "T": p.T,
+        "NC": p.NC,
+        "PLACES": p.places,
+    }
 
 
 def intra(w: Work, G: Tensor) -> Launch:
     """What does not depend on the state, two programs a multiprocessor."""
     call, p, x, _ = w
     given = gate_arguments(call, ("q", "k", "g"))
-    arguments = {name: given[name] for name in (*GATE_ARGUMENTS, "H", "BETA_RANGE")} | {
-        "t_q": _tiles(aligned(call.q), p.H * p.K, p.C, p.K),
-        "t_k": _tiles(aligned(call.k), p.H * p.K, p.C, p.K),
-        "t_g": _tiles(aligned(call.g), p.HV * p.K, p.C, p.K),
-        "t_keys": _tiles(x.keys, p.HV * p.K, p.C, p.K),
-        "p_A": x.squares,
-        "p_G": G,
-        "p_rho": x.rho,
-        "p_norms": x.norms,
-        "p_start": x.start,
-        "p_end": x.end,
-        "num_chunks": p.slots,
-        "TOKENS": p.B * p.T,
-        "C": p.C,
-    }
+    arguments = (
+        {name: given[name] for name in GATE_ARGUMENTS}
+        | _place_arguments(w)
+        | {
+            "t_q": _tiles(aligned(call.q), p.H * p.K, p.C, p.K),
+            "t_k": _tiles(aligned(call.k), p.H * p.K, p.C, p.K),
+            "t_g": _tiles(aligned(call.g), p.HV * p.K, p.C, p.K),
+            "t_keys": _tiles(x.keys, p.HV * p.K, p.C, p.K),
+            "p_A": x.squares,
+            "p_G": G,
+            "p_rho": x.rho,
+            "p_norms": x.norms,
+            "p_start": x.start,
+            "p_end": x.end,
+            "C": p.C,
+            "LEVELS": p.C.bit_length() - 1,
+            "BOUNDED": p.bounded,
+        }
+    )
     programs = min(p.slots * p.HV, 2 * _multiprocessors(call.v.device))
-    return Launch(hopper_intra_kernel, (programs,), arguments, num_warps=p.K // 16, maxnreg=INTRA_REGISTERS)
+    return Launch(hopper_intra_kernel, (programs,), arguments, num_warps=p.K // 16, maxnreg=80)
 
 
 def _pass_arguments(w: Work, segments: range) -> dict[str, Any]:
@@ -81,14 +115,19 @@ def _pass_arguments(w: Work, segments: range) -> dict[str, Any]:
         "p_norm2": x.norms[2],
         "p_start": x.start,
         "p_end": x.end,
-        "TOKENS": p.B * p.T,
+        "p_cu_seqlens": contiguous(w.call.cu_seqlens),
+        "p_first": w.where.first,
+        "ROWS": p.rows,
+        "T": p.T,
         "NC": p.NC,
+        "PLACES": p.places,
         "SEGMENT": p.segment,
         "FIRST_SEGMENT": segments.start,
         "NUM_SEGMENTS": len(segments),
         "HV": p.HV,
         "K": p.K,
         "C": p.C,
+        "BOUNDED": p.bounded,
     }
 
 
@@ -103,6 +142,7 @@ def states(
         "t_v": None if summary == "transition" else _tiles(aligned(call.v), width, p.C, BV),
         "p_initial": initial,
         "t_o": _tiles(o, width, p.C, BV) if outputs and o is not None else None,
+        "p_o": o if p.padded else None,
         "t_y": _tiles(x.y, width, p.C, BV) if outputs else None,
         "t_states": _tiles(x.states, p.K, BV, p.K) if outputs else None,
         "p_final": final,
@@ -113,7 +153,7 @@ def states(
         "STAGES": 3 if outputs else 2,
     }
     grid = (V // BV * p.HV * p.N * len(segments),)
-    return Launch(hopper_state_kernel, grid, arguments, num_warps=4, maxnreg=None if outputs else SUMMARY_REGISTERS)
+    return Launch(hopper_state_kernel, grid, arguments, num_warps=4, maxnreg=None if outputs else 128)
 
 
 def reverse(
@@ -126,6 +166,7 @@ def reverse(
         "t_do": _tiles(do, width, p.C, BV),
         "p_dfinal": dfinal,
         "t_dv": None if passed is None else _tiles(passed.dv, width, p.C, BV),
+        "p_dv": None if passed is None or not p.padded else passed.dv,
         "t_dstates": None if passed is None else _tiles(passed.dstates, p.K, BV, p.K),
         "p_dinitial": dinitial,
         "V": p.V,
@@ -140,33 +181,44 @@ def reverse(
 def gradients(w: Work, o: Tensor, do: Tensor, passed: Passed) -> tuple[list[Launch], dict[str, Any]]:
     """The end of the backward, as many programs as there are multiprocessors; the portable kernels for what it does not hold."""
     call, p, x, _ = w
-    if p.H != p.HV or p.V > 128:
+    if p.V > 128:
         return portable.gradients(w, o, do, passed)
-    out = gradient_outputs(w)
+    out = gradient_outputs(w, p.dtype)
     keys, values = p.HV * p.K, p.HV * p.V
     given = gate_arguments(call, ("q", "k", "g"))
-    arguments = {name: given[name] for name in GATE_ARGUMENTS} | {
-        "t_states": _tiles(x.states, p.K, p.V, p.K),
-        "t_dstates": _tiles(passed.dstates, p.K, p.V, p.K),
-        "t_do": _tiles(do, values, p.C, p.V),
-        "t_dv": _tiles(passed.dv, values, p.C, p.V),
-        "t_v": _tiles(aligned(call.v), values, p.C, p.V),
-        "t_o": _tiles(aligned(o), values, p.C, p.V),
-        "t_y": _tiles(x.y, values, p.C, p.V),
-        "t_keys": _tiles(x.keys, keys, p.C, p.K),
-        "t_g": _tiles(aligned(call.g), keys, p.C, p.K),
-        "p_rho": x.rho,
-        "p_norms": x.norms,
-        "t_dq": _tiles(out["p_dq"], keys, p.C, p.K),
-        "t_dk": _tiles(out["p_dk"], keys, p.C, p.K),
-        "t_dg": _tiles(out["p_dg"], keys, p.C, p.K),
-        "p_dbeta": out["p_dbeta"],
-        "p_dlog_rate": out["p_dlog_rate"],
-        "p_dbias": out["p_dbias"],
-        "num_chunks": p.slots,
-        "TOKENS": p.B * p.T,
-        "V": p.V,
-        "C": p.C,
-    }
+    arguments = (
+        {name: given[name] for name in GATE_ARGUMENTS}
+        | _place_arguments(w)
+        | {
+            "t_states": _tiles(x.states, p.K, p.V, p.K),
+            "t_dstates": _tiles(passed.dstates, p.K, p.V, p.K),
+            "t_do": _tiles(do, values, p.C, p.V),
+            "t_dv": _tiles(passed.dv, values, p.C, p.V),
+            "t_v": _tiles(aligned(call.v), values, p.C, p.V),
+            "t_o": _tiles(aligned(o), values, p.C, p.V),
+            "t_y": _tiles(x.y, values, p.C, p.V),
+            "t_q": None if p.bounded else _tiles(aligned(call.q), p.H * p.K, p.C, p.K),
+            "t_k": None if p.bounded else _tiles(aligned(call.k), p.H * p.K, p.C, p.K),
+            "t_keys": _tiles(x.keys, keys, p.C, p.K) if p.bounded else None,
+            "t_g": _tiles(aligned(call.g), keys, p.C, p.K),
+            "p_A": x.squares if p.given else None,
+            "p_G": x.G if p.given else None,
+            "p_rho": x.rho,
+            "p_norms": x.norms,
+            "t_dq": _tiles(out["p_dq"], keys, p.C, p.K),
+            "t_dk": _tiles(out["p_dk"], keys, p.C, p.K),
+            "t_dg": _tiles(out["p_dg"], keys, p.C, p.K) if call.g.dtype == p.dtype else None,
+            "p_dq": out["p_dq"] if p.padded else None,
+            "p_dk": out["p_dk"] if p.padded else None,
+            "p_dg": out["p_dg"] if p.padded or call.g.dtype != p.dtype else None,
+            "p_dbeta": out["p_dbeta"],
+            "p_dlog_rate": out["p_dlog_rate"],
+            "p_dbias": out["p_dbias"],
+            "V": p.V,
+            "C": p.C,
+            "LEVELS": p.C.bit_length() - 1,
+            "BOUNDED": p.bounded,
+        }
+    )
     programs = min(p.slots * p.HV, _multiprocessors(do.device))
     return [Launch(hopper_gradient_kernel, (programs,), arguments, num_warps=p.K // 16)], out

@@ -1,5 +1,5 @@
 """The two passes over the chunks for Hopper, in Triton's lower-level dialect (Gluon): the sums of `state_kernel` and
-`reverse_kernel`, for whole chunks of bfloat16 with bounded gates.
+`reverse_kernel`, for bfloat16.
 
 Few programs run at a time here, each a long chain of small products, so what counts is how long one chunk takes. One warp fetches
 the tiles ahead (tensor memory accelerator), four compute. Results leave by the same way, products that nobody waits for run
@@ -20,36 +20,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ckda.ops.triton.hopper import BV as VALUES
-from ckda.ops.triton.hopper.tile import (
-    ARRIVALS,
-    FETCH_REGISTERS,
-    FETCH_WARPS,
-    K_BACK,
-    K_FORWARD,
-    Q_FORWARD,
-    SOLVER,
-    SOLVER_LOW,
-    SOLVER_REST,
-    A,
-    barriers,
-    left_operand,
-    lines,
-    plus,
-    product,
-    rest,
-    room,
-    room_for_one,
-    rounded,
-    times,
-)
+from ckda.ops.triton.hopper.tile import barriers, left_operand, plus, product, rest, room, rounded, times
 
 __all__ = ["hopper_reverse_kernel", "hopper_state_kernel"]
 
-BV = gl.constexpr(VALUES)  # the value columns of one program
-# lines of a chunk that are fetched beside its tiles: of its tokens, of its channels
-RHO, NORM2, SCALARS = (gl.constexpr(i) for i in range(3))
-DECAY, NEXT, DECAYS = (gl.constexpr(i) for i in range(3))
+BV = gl.constexpr(64)  # the value columns of one program, as in launch.py
 
 
 @gluon.jit
@@ -61,14 +36,47 @@ def _times_solver(b_r, s_high, s_low, s_rest, C: gl.constexpr):
 
 
 @gluon.jit
-def _place(NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS, HV: gl.constexpr, V: gl.constexpr):
-    """A program's block of values, value head and segment, the segment's first chunk, and how many chunks it has."""
+def _place(
+    p_cu_seqlens, p_first, T, NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS,
+    HV: gl.constexpr, V: gl.constexpr, C: gl.constexpr, PLACES: gl.constexpr,
+):  # fmt: skip
+    """A program's block of values, value head and segment; of the segment its first chunk, how many chunks it has, its first token,
+    and how many tokens there are from there to the end of the sequence."""
     i = gl.program_id(0)
     NV: gl.constexpr = V // BV
     i_v, i_hv, i_n = i % NV, (i // NV) % HV, i // (NV * HV)
-    i_segment = FIRST_SEGMENT + i_n % NUM_SEGMENTS
-    first = (i_n // NUM_SEGMENTS) * NC + i_segment * SEGMENT
-    return i_v, i_hv, i_n, first, gl.minimum(SEGMENT, NC - i_segment * SEGMENT)
+    if PLACES == "packed":
+        begin = gl.load(p_cu_seqlens + i_n).to(gl.int32)
+        length = gl.load(p_cu_seqlens + i_n + 1).to(gl.int32) - begin
+        first = gl.load(p_first + i_n).to(gl.int32)
+        num = (length + C - 1) // C
+    else:
+        i_b, i_segment = i_n // NUM_SEGMENTS, FIRST_SEGMENT + i_n % NUM_SEGMENTS
+        first = i_b * NC + i_segment * SEGMENT
+        num = gl.minimum(SEGMENT, NC - i_segment * SEGMENT)
+        begin, length = first * C, num * C
+        if PLACES == "ragged":
+            begin, length = i_b * T + i_segment * SEGMENT * C, T - i_segment * SEGMENT * C
+    return i_v, i_hv, i_n, first, num, begin, length
+
+
+@gluon.jit
+def _store_part(p_x, b_x, row, column, left, HV: gl.constexpr, V: gl.constexpr, C: gl.constexpr):
+    """x [BV, C] of a chunk of fewer tokens, `left` of them, to [B * T, HV * V]."""
+    b_value = column + gl.arange(0, BV, gl.SliceLayout(1, product(BV, C)))[:, None]
+    b_token = gl.arange(0, C, gl.SliceLayout(0, product(BV, C)))[None, :]
+    o_x = (row + b_token).to(gl.int64) * (HV * V) + b_value
+    gl.store(p_x + o_x, b_x.to(p_x.dtype.element_ty), mask=(b_token < left) & (b_value >= 0))
+
+
+@gluon.jit
+def _send(t_x, s_x, row, column, left, C: gl.constexpr, PLACES: gl.constexpr):
+    """A tile on its way, if all of its tokens belong to the sequence."""
+    if PLACES == "whole":
+        tma.async_copy_shared_to_global(t_x, [row, column], s_x)
+    else:
+        if left >= C:
+            tma.async_copy_shared_to_global(t_x, [row, column], s_x)
 
 
 @gluon.jit
@@ -85,8 +93,10 @@ def _fetch(
     tiles,  # of (tensor, its first row, column, tile)
     p_rho, p_norm2, p_decay, p_next, s_scalars, s_decays, ready, free, first, num, i_hv,
     HV: gl.constexpr, K: gl.constexpr, C: gl.constexpr, BYTES: gl.constexpr, STAGES: gl.constexpr, REVERSED: gl.constexpr,
+    BOUNDED: gl.constexpr,
 ):  # fmt: skip
-    """One warp that fetches the chunks in order: their tiles, rho and |k|^2 of their tokens, their decay and the next chunk's."""
+    """One warp that fetches the chunks in order: their tiles, rho and |k|^2 of their tokens, their decay, and where BOUNDED that of
+    the next chunk."""
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     b_token = gl.arange(0, C, LINE) * HV + i_hv
     b_channel = gl.arange(0, K, LINE) + i_hv * K
@@ -102,24 +112,34 @@ def _fetch(
             row, column = tiles[n][1] + chunk * C, tiles[n][2]
             tma.async_copy_global_to_shared(tiles[n][0], [row, column], bar, tiles[n][3].index(slot))
         o_line = chunk.to(gl.int64) * (C * HV)
-        async_copy.async_copy_global_to_shared(s_scalars.index(slot * SCALARS + RHO), p_rho + o_line + b_token)
-        async_copy.async_copy_global_to_shared(s_scalars.index(slot * SCALARS + NORM2), p_norm2 + o_line + b_token)
+        async_copy.async_copy_global_to_shared(s_scalars.index(slot * 2), p_rho + o_line + b_token)
+        async_copy.async_copy_global_to_shared(s_scalars.index(slot * 2 + 1), p_norm2 + o_line + b_token)
         async_copy.async_copy_global_to_shared(
-            s_decays.index(slot * DECAYS + DECAY), p_decay + chunk.to(gl.int64) * (HV * K) + b_channel
+            s_decays.index(slot * 2), p_decay + chunk.to(gl.int64) * (HV * K) + b_channel
         )
-        async_copy.async_copy_global_to_shared(
-            s_decays.index(slot * DECAYS + NEXT), p_next + following.to(gl.int64) * (HV * K) + b_channel
-        )
+        if BOUNDED:
+            async_copy.async_copy_global_to_shared(
+                s_decays.index(slot * 2 + 1), p_next + following.to(gl.int64) * (HV * K) + b_channel
+            )
         async_copy.mbarrier_arrive(bar, increment_count=False)
 
 
 @gluon.jit
+def _lines(STAGES: gl.constexpr, K: gl.constexpr, C: gl.constexpr):
+    """Room for what `_fetch` brings beside the tiles."""
+    LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    s_scalars = gl.allocate_shared_memory(gl.float32, [STAGES * 2, C], LINE)
+    return s_scalars, gl.allocate_shared_memory(gl.float32, [STAGES * 2, K], LINE)
+
+
+@gluon.jit
 def _run_states(
-    p_initial, p_start, p_final, t_o, t_y, t_states,
+    p_initial, p_start, p_final, t_o, p_o, t_y, t_states,
     s_k_forward, s_k_back, s_q_forward, s_v, s_A, s_solver, s_solver_low, s_solver_rest,
-    s_scalars, s_decays, s_S, s_y, s_y_low, s_o, ready, free, i_v, i_hv, i_n, first, num, TOKENS,
+    s_scalars, s_decays, s_S, s_y, s_y_low, s_o, ready, free, i_v, i_hv, i_n, first, num, begin, length, ROWS,
     HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, C: gl.constexpr,
-    HAS_INITIAL: gl.constexpr, STORE_FINAL: gl.constexpr, SUMMARY: gl.constexpr, STAGES: gl.constexpr,
+    HAS_INITIAL: gl.constexpr, STORE_FINAL: gl.constexpr, SUMMARY: gl.constexpr, STAGES: gl.constexpr, BOUNDED: gl.constexpr,
+    PLACES: gl.constexpr,
 ):  # fmt: skip
     """The four warps of `hopper_state_kernel` that compute."""
     OUTPUTS: gl.constexpr = SUMMARY == "none"
@@ -132,10 +152,13 @@ def _run_states(
         b_S += gl.where(b_channel[None, :] == b_value[:, None], 1.0, 0.0)
     elif HAS_INITIAL:
         b_S += gl.load(p_initial + o_state)
-    b_S *= gl.load(p_start + (first.to(gl.int64) * HV + i_hv) * K + b_channel)[None, :]
+    if BOUNDED:  # the loop carries S*
+        m_some = b_channel < gl.where(num > 0, K, 0)
+        b_S *= gl.load(p_start + (first.to(gl.int64) * HV + i_hv) * K + b_channel, mask=m_some, other=1.0)[None, :]
     for step in range(num):
         slot = step % STAGES
         row, column = (first + step) * C, i_hv * V + i_v * BV
+        token, left = begin + step * C, length - step * C
         mbarrier.wait(ready.index(slot), (step // STAGES) & 1)
         s_kf = s_k_forward.index(slot).permute((1, 0))
         b_high = rounded(b_S)
@@ -148,13 +171,15 @@ def _run_states(
             tma.store_wait(0)
             gl.thread_barrier()  # the state is written, and the last chunk's y and o have left
             tma.async_copy_shared_to_global(t_states, [((first + step) * HV + i_hv) * V + i_v * BV, 0], s_S)
-        b_rho = s_scalars.index(slot * SCALARS + RHO).load(by_token)
+        b_rho = s_scalars.index(slot * 2).load(by_token)
         if VALUES:
-            b_length = gl.sqrt(s_scalars.index(slot * SCALARS + NORM2).load(by_token))
+            b_length = gl.sqrt(s_scalars.index(slot * 2 + 1).load(by_token))
             b_v = s_v.index(slot).permute((1, 0)).load(product(BV, C)).to(gl.float32)
         b_r = -warpgroup_mma_wait(1 if OUTPUTS else 0, deps=[b_r])
         if VALUES:
             b_r += b_v * b_length[None, :]
+            if PLACES != "whole":  # what lies behind the sequence is another one's
+                b_r = gl.where(gl.arange(0, C, by_token)[None, :] < left, b_r, 0.0)
         s_high = s_solver.index(slot).permute((1, 0))
         s_low, s_rest = s_solver_low.index(slot).permute((1, 0)), s_solver_rest.index(slot).permute((1, 0))
         b_y = _times_solver(b_r, s_high, s_low, s_rest, C)
@@ -174,20 +199,29 @@ def _run_states(
             fence_async_shared()
             gl.thread_barrier()
             tma.async_copy_shared_to_global(t_y, [row, column], s_y)
-            tma.async_copy_shared_to_global(t_y, [TOKENS + row, column], s_y_low)
-        b_end = s_decays.index(slot * DECAYS + DECAY).load(by_channel)
-        b_next = gl.where(step + 1 < num, s_decays.index(slot * DECAYS + NEXT).load(by_channel), 1.0)
+            tma.async_copy_shared_to_global(t_y, [ROWS + row, column], s_y_low)
+        b_end = s_decays.index(slot * 2).load(by_channel)
+        b_next = b_end
+        if BOUNDED:
+            b_next = gl.where(step + 1 < num, s_decays.index(slot * 2 + 1).load(by_channel), 1.0)
         if OUTPUTS:
             b_Au = warpgroup_mma_wait(0, deps=[b_Au])
-            s_o.permute((1, 0)).store(rounded(b_o + b_Au))
+            b_o += b_Au
+            s_o.permute((1, 0)).store(rounded(b_o))
+            if PLACES != "whole":  # noqa: SIM102
+                if left < C:
+                    _store_part(p_o, b_o, token, column, left, HV, V, C)
             fence_async_shared()
             tma.store_wait(2)
         b_added = warpgroup_mma_wait(0, deps=[b_added])
         gl.thread_barrier()  # all are done with this chunk's tiles, o is written, and the state has left
         mbarrier.arrive(free.index(slot), count=1)
         if OUTPUTS:
-            tma.async_copy_shared_to_global(t_o, [row, column], s_o)
-        b_S = (b_S + b_added) * b_end[None, :] * b_next[None, :]
+            _send(t_o, s_o, token, column, left, C, PLACES)
+        if BOUNDED:  # noqa: SIM108
+            b_S = (b_S + b_added) * b_end[None, :] * b_next[None, :]
+        else:
+            b_S = b_S * b_end[None, :] + b_added
     if OUTPUTS:
         tma.store_wait(0)
     if STORE_FINAL:
@@ -197,18 +231,22 @@ def _run_states(
 @gluon.jit
 def hopper_state_kernel(
     t_v,  # tiles [C, BV] of [B * T, HV * V]
-    t_keys,  # tiles [C, K] of [4 * B * T, HV * K]: q_forward, k_forward, k_back
-    t_squares,  # tiles [C, C] of [4 * B * T, HV * C]: A, the solver in three parts
-    p_rho,  # [B * T, HV]
+    t_keys,  # tiles [C, K] of [4 * ROWS, HV * K]: q_forward, k_forward, k_back
+    t_squares,  # tiles [C, C] of [4 * ROWS, HV * C]: A, the solver in three parts
+    p_rho,  # [ROWS, HV]
     p_norm2,
-    p_start,  # [B * NC, HV, K]
+    p_start,  # [chunks, HV, K]
     p_end,
+    p_cu_seqlens,  # [N + 1], where PLACES is "packed"
+    p_first,  # [N] the first chunk of each sequence, there too
     p_initial,  # float32 [N, HV, K, V]
     t_o,  # out, tiles [C, BV] of [B * T, HV * V]
-    t_y,  # out, tiles [C, BV] of [2 * B * T, HV * V]: y and what its rounding left
-    t_states,  # out, tiles [BV, K] of [B * NC * HV * V, K]
+    p_o,  # the same, for chunks of fewer tokens
+    t_y,  # out, tiles [C, BV] of [2 * ROWS, HV * V]: y and what its rounding left
+    t_states,  # out, tiles [BV, K] of [chunks * HV * V, K]
     p_final,  # out float32 [N, HV, K, V]
-    TOKENS,  # B * T
+    ROWS,  # the tokens of all chunks, were they whole
+    T,
     NC,
     SEGMENT,
     FIRST_SEGMENT,
@@ -221,29 +259,34 @@ def hopper_state_kernel(
     STORE_FINAL: gl.constexpr,
     SUMMARY: gl.constexpr,
     STAGES: gl.constexpr,
+    BOUNDED: gl.constexpr,
+    PLACES: gl.constexpr,
 ):
     """`state_kernel`: the state from chunk to chunk, and the outputs."""
-    i_v, i_hv, i_n, first, num = _place(NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS, HV, V)
-    ready, free = barriers(STAGES, ARRIVALS)
-    s_scalars, s_decays = lines(STAGES * SCALARS, C), lines(STAGES * DECAYS, K)
+    i_v, i_hv, i_n, first, num, begin, length = _place(
+        p_cu_seqlens, p_first, T, NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS, HV, V, C, PLACES
+    )
+    behind = begin - first * C  # from a chunk's place among whole ones to that of its first token
+    ready, free = barriers(STAGES, 33)  # the accelerator's bytes, and the copies of 32 threads
+    s_scalars, s_decays = _lines(STAGES, K, C)
     s_k_forward, s_k_back = room(STAGES, C, K), room(STAGES, C, K)
     s_solver, s_solver_low, s_solver_rest = room(STAGES, C, C), room(STAGES, C, C), room(STAGES, C, C)
     tiles = (
-        (t_keys, K_FORWARD * TOKENS, i_hv * K, s_k_forward),
-        (t_squares, SOLVER_REST * TOKENS, i_hv * C, s_solver_rest),
-        (t_squares, SOLVER_LOW * TOKENS, i_hv * C, s_solver_low),
-        (t_squares, SOLVER * TOKENS, i_hv * C, s_solver),
-        (t_keys, K_BACK * TOKENS, i_hv * K, s_k_back),
+        (t_keys, ROWS, i_hv * K, s_k_forward),
+        (t_squares, 3 * ROWS, i_hv * C, s_solver_rest),
+        (t_squares, 2 * ROWS, i_hv * C, s_solver_low),
+        (t_squares, ROWS, i_hv * C, s_solver),
+        (t_keys, 2 * ROWS, i_hv * K, s_k_back),
     )
     s_v, s_q_forward, s_A, s_S, s_y, s_y_low, s_o = s_k_back, s_k_back, s_k_back, s_k_back, s_k_back, s_k_back, s_k_back
     if SUMMARY != "transition":
         s_v = room(STAGES, C, BV)
-        tiles = tiles + ((t_v, 0, i_hv * V + i_v * BV, s_v),)  # type: ignore[assignment]  # noqa: RUF005
+        tiles = tiles + ((t_v, behind, i_hv * V + i_v * BV, s_v),)  # type: ignore[assignment]  # noqa: RUF005
     if SUMMARY == "none":
         s_q_forward, s_A = room(STAGES, C, K), room(STAGES, C, C)
-        tiles = tiles + ((t_keys, Q_FORWARD * TOKENS, i_hv * K, s_q_forward), (t_squares, A * TOKENS, i_hv * C, s_A))  # type: ignore[assignment]  # noqa: RUF005
-        s_S = room_for_one(BV, K)
-        s_y, s_y_low, s_o = room_for_one(C, BV), room_for_one(C, BV), room_for_one(C, BV)
+        tiles = tiles + ((t_keys, 0, i_hv * K, s_q_forward), (t_squares, 0, i_hv * C, s_A))  # type: ignore[assignment]  # noqa: RUF005
+        s_S = room(1, BV, K).index(0)
+        s_y, s_y_low, s_o = room(1, C, BV).index(0), room(1, C, BV).index(0), room(1, C, BV).index(0)
     more: gl.constexpr = 1 if SUMMARY == "none" else 0
     columns: gl.constexpr = (2 + more) * K + (3 + more) * C + (0 if SUMMARY == "transition" else BV)
     gl.warp_specialize(
@@ -251,33 +294,34 @@ def hopper_state_kernel(
             (
                 _run_states,
                 (
-                    p_initial, p_start, p_final, t_o, t_y, t_states,
+                    p_initial, p_start, p_final, t_o, p_o, t_y, t_states,
                     s_k_forward, s_k_back, s_q_forward, s_v, s_A, s_solver, s_solver_low, s_solver_rest,
                     s_scalars, s_decays, s_S, s_y, s_y_low, s_o,
-                    ready, free, i_v, i_hv, i_n, first, num, TOKENS,
-                    HV, K, V, C, HAS_INITIAL, STORE_FINAL, SUMMARY, STAGES,
+                    ready, free, i_v, i_hv, i_n, first, num, begin, length, ROWS,
+                    HV, K, V, C, HAS_INITIAL, STORE_FINAL, SUMMARY, STAGES, BOUNDED, PLACES,
                 ),
             ),
             (
                 _fetch,
                 (
                     tiles, p_rho, p_norm2, p_end, p_start, s_scalars, s_decays, ready, free, first, num, i_hv,
-                    HV, K, C, 2 * C * columns, STAGES, False,
+                    HV, K, C, 2 * C * columns, STAGES, False, BOUNDED,
                 ),
             ),
         ],
-        [FETCH_WARPS],
-        [FETCH_REGISTERS],
+        [1],
+        [24],
     )  # fmt: skip
 
 
 @gluon.jit
 def _run_gradients(
-    p_dfinal, p_end, p_dinitial, t_dv, t_dstates,
+    p_dfinal, p_end, p_dinitial, t_dv, p_dv, t_dstates,
     s_k_forward, s_k_back, s_q_forward, s_do, s_A, s_solver, s_solver_low, s_solver_rest, s_scalars, s_decays, s_dS, s_dv,
-    ready, free, i_v, i_hv, i_n, first, num,
+    ready, free, i_v, i_hv, i_n, first, num, begin, length,
     HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, C: gl.constexpr,
-    HAS_FINAL: gl.constexpr, STORE_INITIAL: gl.constexpr, SUMMARY: gl.constexpr, STAGES: gl.constexpr,
+    HAS_FINAL: gl.constexpr, STORE_INITIAL: gl.constexpr, SUMMARY: gl.constexpr, STAGES: gl.constexpr, BOUNDED: gl.constexpr,
+    PLACES: gl.constexpr,
 ):  # fmt: skip
     """The four warps of `hopper_reverse_kernel` that compute."""
     by_token: gl.constexpr = gl.SliceLayout(0, product(BV, C))
@@ -286,11 +330,19 @@ def _run_gradients(
     b_dS = gl.zeros([BV, K], gl.float32, product(BV, K))
     if HAS_FINAL:
         b_dS += gl.load(p_dfinal + o_state)
-    b_dS *= gl.load(p_end + ((first + num - 1).to(gl.int64) * HV + i_hv) * K + b_channel)[None, :]
+    if BOUNDED:  # the loop carries Gamma / gamma_a dS
+        m_some = b_channel < gl.where(num > 0, K, 0)
+        o_last = ((first + num - 1).to(gl.int64) * HV + i_hv) * K
+        b_dS *= gl.load(p_end + o_last + b_channel, mask=m_some, other=1.0)[None, :]
     for step in range(num):
         slot, chunk = step % STAGES, first + num - 1 - step
+        token, left = begin + (num - 1 - step) * C, length - (num - 1 - step) * C
+        column = i_hv * V + i_v * BV
         mbarrier.wait(ready.index(slot), (step // STAGES) & 1)
         b_do = s_do.index(slot).permute((1, 0)).load(left_operand(BV, C))
+        if PLACES != "whole":  # what lies behind the sequence is another one's
+            b_token = gl.arange(0, C, gl.SliceLayout(0, left_operand(BV, C)))[None, :]
+            b_do = gl.where(b_token < left, b_do, 0.0)
         s_kb = s_k_back.index(slot).permute((1, 0))
         b_high = rounded(b_dS)
         b_du = times(b_high, s_kb, BV, C)
@@ -303,29 +355,38 @@ def _run_gradients(
             tma.store_wait(0)
             gl.thread_barrier()  # dS is written, and the last chunk's dv has left
             tma.async_copy_shared_to_global(t_dstates, [(chunk * HV + i_hv) * V + i_v * BV, 0], s_dS)
-        b_rho = s_scalars.index(slot * SCALARS + RHO).load(by_token)
-        b_length = gl.sqrt(s_scalars.index(slot * SCALARS + NORM2).load(by_token))
+        b_rho = s_scalars.index(slot * 2).load(by_token)
+        b_length = gl.sqrt(s_scalars.index(slot * 2 + 1).load(by_token))
         b_du, b_Ado = warpgroup_mma_wait(1, deps=[b_du, b_Ado])
         b_du = (b_Ado + b_du) * b_rho[None, :]
         b_dr = _times_solver(b_du, s_solver.index(slot), s_solver_low.index(slot), s_solver_rest.index(slot), C)
         b_added = warpgroup_mma_wait(4, deps=[b_added])
+        if not BOUNDED:
+            b_dS *= s_decays.index(slot * 2).load(by_channel)[None, :]
         b_dS += b_added
         b_dr = warpgroup_mma_wait(0, deps=[b_dr])
         s_kf = s_k_forward.index(slot)
         b_high = rounded(b_dr)
         b_taken = plus(times(b_high, s_kf, BV, K), rest(b_dr, b_high), s_kf, BV, K)
         if not SUMMARY:
-            s_dv.permute((1, 0)).store(rounded(b_dr * b_length[None, :]))
+            b_dr *= b_length[None, :]
+            s_dv.permute((1, 0)).store(rounded(b_dr))
+            if PLACES != "whole":  # noqa: SIM102
+                if left < C:
+                    _store_part(p_dv, b_dr, token, column, left, HV, V, C)
             fence_async_shared()
             tma.store_wait(0)
-        b_decay = s_decays.index(slot * DECAYS + DECAY).load(by_channel)
-        b_next = gl.where(step + 1 < num, s_decays.index(slot * DECAYS + NEXT).load(by_channel), 1.0)
+        if BOUNDED:
+            b_decay = s_decays.index(slot * 2).load(by_channel)
+            b_next = gl.where(step + 1 < num, s_decays.index(slot * 2 + 1).load(by_channel), 1.0)
         b_taken = warpgroup_mma_wait(0, deps=[b_taken])
         gl.thread_barrier()  # all are done with this chunk's tiles, dv is written, and dS has left
         mbarrier.arrive(free.index(slot), count=1)
         if not SUMMARY:
-            tma.async_copy_shared_to_global(t_dv, [chunk * C, i_hv * V + i_v * BV], s_dv)
-        b_dS = (b_dS - b_taken) * b_decay[None, :] * b_next[None, :]
+            _send(t_dv, s_dv, token, column, left, C, PLACES)
+        b_dS -= b_taken
+        if BOUNDED:
+            b_dS = b_dS * b_decay[None, :] * b_next[None, :]
     if not SUMMARY:
         tma.store_wait(0)
     if STORE_INITIAL:
@@ -337,15 +398,19 @@ def hopper_reverse_kernel(
     t_do,  # tiles [C, BV] of [B * T, HV * V]
     t_keys,  # as in `hopper_state_kernel`
     t_squares,
-    p_rho,  # [B * T, HV]
+    p_rho,  # [ROWS, HV]
     p_norm2,
-    p_start,  # [B * NC, HV, K]
+    p_start,  # [chunks, HV, K]
     p_end,
+    p_cu_seqlens,
+    p_first,
     p_dfinal,  # float32 [N, HV, K, V]
     t_dv,  # out, tiles [C, BV] of [B * T, HV * V]
-    t_dstates,  # out, tiles [BV, K] of [B * NC * HV * V, K]
+    p_dv,  # the same, for chunks of fewer tokens
+    t_dstates,  # out, tiles [BV, K] of [chunks * HV * V, K]
     p_dinitial,  # out float32 [N, HV, K, V]
-    TOKENS,  # B * T
+    ROWS,
+    T,
     NC,
     SEGMENT,
     FIRST_SEGMENT,
@@ -358,47 +423,52 @@ def hopper_reverse_kernel(
     STORE_INITIAL: gl.constexpr,
     SUMMARY: gl.constexpr,
     STAGES: gl.constexpr,
+    BOUNDED: gl.constexpr,
+    PLACES: gl.constexpr,
 ):
     """`reverse_kernel`: the gradient of the state from chunk to chunk, backwards."""
-    i_v, i_hv, i_n, first, num = _place(NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS, HV, V)
-    ready, free = barriers(STAGES, ARRIVALS)
-    s_scalars, s_decays = lines(STAGES * SCALARS, C), lines(STAGES * DECAYS, K)
+    i_v, i_hv, i_n, first, num, begin, length = _place(
+        p_cu_seqlens, p_first, T, NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS, HV, V, C, PLACES
+    )
+    behind = begin - first * C  # from a chunk's place among whole ones to that of its first token
+    ready, free = barriers(STAGES, 33)  # the accelerator's bytes, and the copies of 32 threads
+    s_scalars, s_decays = _lines(STAGES, K, C)
     s_k_forward, s_k_back, s_q_forward = room(STAGES, C, K), room(STAGES, C, K), room(STAGES, C, K)
     s_solver, s_solver_low, s_solver_rest = room(STAGES, C, C), room(STAGES, C, C), room(STAGES, C, C)
     s_A, s_do = room(STAGES, C, C), room(STAGES, C, BV)
     s_dS, s_dv = s_k_back, s_do  # not used where SUMMARY
     if not SUMMARY:
-        s_dS, s_dv = room_for_one(BV, K), room_for_one(C, BV)
+        s_dS, s_dv = room(1, BV, K).index(0), room(1, C, BV).index(0)
     tiles = (
-        (t_do, 0, i_hv * V + i_v * BV, s_do),
-        (t_keys, K_BACK * TOKENS, i_hv * K, s_k_back),
-        (t_squares, A * TOKENS, i_hv * C, s_A),
-        (t_keys, Q_FORWARD * TOKENS, i_hv * K, s_q_forward),
-        (t_squares, SOLVER_REST * TOKENS, i_hv * C, s_solver_rest),
-        (t_squares, SOLVER_LOW * TOKENS, i_hv * C, s_solver_low),
-        (t_squares, SOLVER * TOKENS, i_hv * C, s_solver),
-        (t_keys, K_FORWARD * TOKENS, i_hv * K, s_k_forward),
+        (t_do, behind, i_hv * V + i_v * BV, s_do),
+        (t_keys, 2 * ROWS, i_hv * K, s_k_back),
+        (t_squares, 0, i_hv * C, s_A),
+        (t_keys, 0, i_hv * K, s_q_forward),
+        (t_squares, 3 * ROWS, i_hv * C, s_solver_rest),
+        (t_squares, 2 * ROWS, i_hv * C, s_solver_low),
+        (t_squares, ROWS, i_hv * C, s_solver),
+        (t_keys, ROWS, i_hv * K, s_k_forward),
     )
     gl.warp_specialize(
         [
             (
                 _run_gradients,
                 (
-                    p_dfinal, p_end, p_dinitial, t_dv, t_dstates,
+                    p_dfinal, p_end, p_dinitial, t_dv, p_dv, t_dstates,
                     s_k_forward, s_k_back, s_q_forward, s_do, s_A, s_solver, s_solver_low, s_solver_rest,
                     s_scalars, s_decays, s_dS, s_dv,
-                    ready, free, i_v, i_hv, i_n, first, num,
-                    HV, K, V, C, HAS_FINAL, STORE_INITIAL, SUMMARY, STAGES,
+                    ready, free, i_v, i_hv, i_n, first, num, begin, length,
+                    HV, K, V, C, HAS_FINAL, STORE_INITIAL, SUMMARY, STAGES, BOUNDED, PLACES,
                 ),
             ),
             (
                 _fetch,
                 (
-                    tiles, p_rho, p_norm2, p_start, p_end, s_scalars, s_decays, ready, free, first, num, i_hv,
-                    HV, K, C, 2 * C * (3 * K + 4 * C + BV), STAGES, True,
+                    tiles, p_rho, p_norm2, p_start if BOUNDED else p_end, p_end, s_scalars, s_decays, ready, free, first, num, i_hv,
+                    HV, K, C, 2 * C * (3 * K + 4 * C + BV), STAGES, True, BOUNDED,
                 ),
             ),
         ],
-        [FETCH_WARPS],
-        [FETCH_REGISTERS],
+        [1],
+        [24],
     )  # fmt: skip

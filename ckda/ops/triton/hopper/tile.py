@@ -5,47 +5,33 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
 
 __all__ = [
-    "ARRIVALS",
     "DT",
-    "FETCH_REGISTERS",
-    "FETCH_WARPS",
-    "FORWARD",
-    "K_BACK",
-    "K_FORWARD",
-    "Q_FORWARD",
-    "SOLVER",
-    "SOLVER_LOW",
-    "SOLVER_REST",
-    "A",
+    "across_border",
     "barriers",
     "by_pairs",
     "by_rows",
+    "chunk_place",
+    "given_signs",
     "head_gate",
     "left_operand",
-    "lines",
     "plus",
     "product",
     "rest",
     "room",
-    "room_for_one",
     "rounded",
+    "span_sums",
+    "store_spans",
     "tile_layout",
     "times",
 ]
 
 DT = gl.constexpr(gl.bfloat16)
-# parts of t_keys and t_squares, each of TOKENS rows: KEYS and SQUARES of ckda/ops/triton/plan.py
-Q_FORWARD, K_FORWARD, K_BACK, FORWARD = (gl.constexpr(i) for i in range(4))
-A, SOLVER, SOLVER_LOW, SOLVER_REST = (gl.constexpr(i) for i in range(4))
-FETCH_WARPS = gl.constexpr(1)  # that fetch the tiles ahead, beside those that compute
-FETCH_REGISTERS = gl.constexpr(24)  # a thread of theirs, the least there is: the others get the rest
-ARRIVALS = gl.constexpr(33)  # where lines come too: the accelerator's bytes, and the copies of 32 threads
 
 
 @gluon.constexpr_function
-def tile_layout(rows, columns):
+def tile_layout(rows, columns, dtype=gl.bfloat16):
     """A tile [rows, columns] in shared memory."""
-    return gl.NVMMASharedLayout.get_default_for([rows, columns], gl.bfloat16)
+    return gl.NVMMASharedLayout.get_default_for([rows, columns], dtype)
 
 
 @gluon.constexpr_function
@@ -101,21 +87,62 @@ def plus(b_sum, b_a, s_b, rows: gl.constexpr, columns: gl.constexpr):
 
 
 @gluon.jit
-def room(n: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr):
+def room(n: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr, dtype: gl.constexpr = DT):
     """Room for n tiles."""
-    return gl.allocate_shared_memory(DT, [n, rows, columns], tile_layout(rows, columns))
+    return gl.allocate_shared_memory(dtype, [n, rows, columns], tile_layout(rows, columns, dtype))
 
 
 @gluon.jit
-def room_for_one(rows: gl.constexpr, columns: gl.constexpr):
-    """Room for one tile."""
-    return room(1, rows, columns).index(0)
+def store_spans(s_M, b_from, b_to, LEVELS: gl.constexpr):
+    """The matrices [C, C] by which logs are summed: through token i, after it, and to or from the borders of halves of 2^n tokens.
+
+    See `chunk_decay` and `border_decay` in ckda/ops/triton/tile.py.
+    """
+    s_M.index(0).store(gl.where(b_from <= b_to, 1.0, 0.0).to(DT))
+    s_M.index(1).store(gl.where(b_from > b_to, 1.0, 0.0).to(DT))
+    for shift in gl.static_range(LEVELS):
+        m_right = (b_to >> shift) % 2 == 1
+        m_between = ((b_from >> shift) == (b_to >> shift)) & (m_right == (b_from <= b_to))
+        s_M.index(2 + shift).store(gl.where(m_between, 1.0, 0.0).to(DT))
 
 
 @gluon.jit
-def lines(n: gl.constexpr, length: gl.constexpr):
-    """Room for n lines of float32: one number a token, or a channel."""
-    return gl.allocate_shared_memory(gl.float32, [n, length], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+def across_border(b_row, b_column, shift):
+    """The pairs (i, j) across the borders of halves of 2^shift tokens."""
+    return ((b_row >> shift) % 2 == 1) & ((b_row >> shift) == (b_column >> shift) + 1)
+
+
+@gluon.jit
+def span_sums(b_high, b_low, s_M, rows: gl.constexpr, columns: gl.constexpr):
+    """(high + low) M, begun."""
+    return plus(times(b_high, s_M, rows, columns), b_low, s_M, rows, columns)
+
+
+@gluon.jit
+def chunk_place(chunk, p_starts, p_ends, T, NC, C: gl.constexpr, PLACES: gl.constexpr):
+    """The first token of a chunk in [B * T], and how many it has: C where PLACES is "whole"."""
+    if PLACES == "packed":
+        begin = gl.load(p_starts + chunk).to(gl.int32)
+        num = gl.load(p_ends + chunk).to(gl.int32) - begin
+    elif PLACES == "whole":
+        begin, num = chunk * C, C
+    else:
+        at = chunk % NC * C
+        begin = chunk // NC * T + at
+        num = gl.minimum(T - at, C)
+    return begin, num
+
+
+@gluon.jit
+def given_signs(p_sign, begin, num, i_hv, K: gl.constexpr, C: gl.constexpr, HV: gl.constexpr, PLACES: gl.constexpr):
+    """Whether alpha < 0 [K, C], of a chunk's tokens."""
+    b_token = gl.arange(0, C, gl.SliceLayout(0, product(K, C)))[None, :]
+    b_channel = gl.arange(0, K, gl.SliceLayout(1, product(K, C)))[:, None]
+    o_sign = ((begin + b_token).to(gl.int64) * HV + i_hv) * K + b_channel
+    if PLACES == "whole":
+        return gl.load(p_sign + o_sign) < 0
+    else:
+        return gl.load(p_sign + o_sign, mask=(b_token < num) & (b_channel < K), other=1) < 0
 
 
 @gluon.jit

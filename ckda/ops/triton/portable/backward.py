@@ -25,18 +25,21 @@ import triton.language as tl
 
 from ckda.ops.triton.portable.forward import chunk_gate, head_gate, sequence_place, state_place
 from ckda.ops.triton.tile import (
+    across_border,
     at_token,
-    bounded_decays,
+    border_decay,
+    chunk_decay,
     chunk_place,
     dot,
     dot_left_split,
     dot_split,
+    finite_gate,
     gate_gradient,
     in_registers,
     learning_rate,
     operand,
+    signs_through,
     sums_from,
-    unbounded_decays,
     widened,
 )
 
@@ -154,37 +157,69 @@ def reverse_kernel(
 
 
 @triton.jit
+def _parts(b_x, DOT: tl.constexpr):
+    """x as an operand, and what its rounding left."""
+    b_high = operand(b_x, DOT)
+    return b_high, operand(b_x - b_high.to(tl.float32), DOT)
+
+
+@triton.jit
+def _times_parts(b_a, b_high, b_low, SPLIT: tl.constexpr, DOT: tl.constexpr):
+    """a (high + low), a as rounded; low is left out where high is float32."""
+    b_product = dot(b_a, b_high, DOT)
+    if SPLIT:
+        b_product += dot(b_a, b_low, DOT)
+    return b_product
+
+
+@triton.jit
 def _unbounded_gradients(
-    b_q, b_k, b_log, b_negative, b_dA, b_D, b_rho, b_dq_start, b_dk_start, b_dk_end,
-    C: tl.constexpr, BK: tl.constexpr, DOT: tl.constexpr,
-):  # fmt: skip
-    """dq, dk, the gradient of cumulative log|alpha|, and that of the keys that reach the chunk's end, pair by pair."""
-    b_gamma, b_to_end, b_sign = unbounded_decays(b_log, b_negative, C, DOT)
-    b_index = tl.arange(0, C)
-    b_cum = tl.cumsum(b_log, 1)
-    b_dq = tl.zeros([BK, C], tl.float32)
-    b_dk = tl.zeros([BK, C], tl.float32)
-    b_dk_column = tl.zeros([BK, C], tl.float32)
-    for j in range(C):
-        m_later = b_index[None, :] > j
-        b_decay = tl.exp2(tl.where(m_later, b_cum - at_token(b_cum, j, C)[:, None], 0.0).to(tl.float32))
-        b_decay = tl.where(m_later, b_decay * b_sign, 0.0) * at_token(b_sign, j, C)[:, None]
-        b_k_j = at_token(b_k, j, C)
-        b_key = b_decay * b_k_j[:, None]
-        b_dA_j = tl.sum(tl.where(b_index[None, :] == j, b_dA, 0.0), 1)[None, :]
-        b_D_j = tl.sum(tl.where(b_index[None, :] == j, b_D, 0.0), 1)[None, :]
-        b_rho_j = tl.sum(tl.where(b_index == j, b_rho, 0.0), 0)
-        b_dq += b_dA_j * b_key
-        b_dk -= b_rho_j * b_D_j * b_key
-        b_X = tl.sum(b_D_j * b_k * b_decay, 1)
-        b_column = tl.sum(b_dA_j * b_q * b_decay, 1) - b_rho_j * b_X
-        b_dk_column = tl.where(b_index[None, :] == j, b_column[:, None], b_dk_column)
-    b_dq += b_gamma * b_dq_start
-    b_dk += b_gamma * b_dk_start
-    b_dk_end *= b_to_end
-    b_dk_column += b_dk_end
-    b_dlog = b_q * b_dq + b_k * (b_dk - b_dk_column)
-    return b_dq, b_dk + b_dk_column, b_dlog, tl.sum(b_k * b_dk_end, 1)
+    b_q,  # [BK, C] float32, signs included, as the next
+    b_k,
+    b_log,  # [BK, C] float32
+    b_last,  # [BK] the sign of Gamma
+    b_dA,  # [C, C] float32, strictly lower
+    b_D,
+    b_rho,  # [C]
+    b_dq,  # [BK, C] S do
+    b_dk,  # - S dr
+    b_dk_end,  # dS u
+    C: tl.constexpr,
+    LEVELS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """dq, dk, the gradient of cumulative log|alpha|, and that of the keys that reach the chunk's end; border by border.
+
+    At one border tokens on the right are rows and those on the left columns, and with N_ij = D_ij rho_j the keys' part of both is
+    one product with N + N^T. A pair counts once as a row and once as a column of the gates' gradient: both are made of the
+    same rounded factors, so that they cancel in the sum over tokens.
+    """
+    b_gamma = chunk_decay(b_log, False, C, DOT)
+    b_dlog = b_gamma * (b_q * b_dq + b_k * b_dk)
+    b_dq *= b_gamma
+    b_dk *= b_gamma
+    b_dk_end *= chunk_decay(b_log, True, C, DOT) * b_last[:, None]
+    b_reach = b_k * b_dk_end
+    b_dlog -= b_reach
+    b_dk += b_dk_end
+    b_N = b_D * b_rho[None, :]
+    b_N, b_N_low = _parts(b_N + tl.trans(b_N), DOT)
+    b_dA, b_dA_low = _parts(b_dA, DOT)
+    for shift in range(LEVELS):  # not unrolled, which would spill
+        b_decay = border_decay(b_log, shift, C, DOT)
+        b_key, b_query = operand(b_k * b_decay, DOT), operand(b_q * b_decay, DOT)
+        m_pairs = across_border(shift, C)
+        m_both = m_pairs | tl.trans(m_pairs)
+        b_keys = _times_parts(b_key, tl.where(m_both, b_N, 0.0), tl.where(m_both, b_N_low, 0.0), SPLIT, DOT)
+        b_high, b_low = tl.where(m_pairs, b_dA, 0.0), tl.where(m_pairs, b_dA_low, 0.0)
+        b_row = _times_parts(b_key, tl.trans(b_high), tl.trans(b_low), SPLIT, DOT)
+        b_column = _times_parts(b_query, b_high, b_low, SPLIT, DOT)
+        b_side = tl.where((tl.arange(0, C) >> shift) % 2 == 1, 1.0, -1.0)[None, :]
+        b_dlog += b_query.to(tl.float32) * b_row - b_key.to(tl.float32) * (b_side * b_keys + b_column)
+        b_dq += b_decay * b_row
+        b_dk += b_decay * (b_column - b_keys)
+    return b_dq, b_dk, b_dlog, tl.sum(b_reach, 1)
 
 
 @triton.jit
@@ -367,7 +402,7 @@ def contract_kernel(
 
 @triton.jit
 def gradient_kernel(
-    p_q,  # [B * T, H, K], where not RECOVER
+    p_q,  # [B * T, H, K], where not BOUNDED
     p_k,
     p_g,
     p_sign,
@@ -380,7 +415,7 @@ def gradient_kernel(
     p_q_forward,  # [B * T, HV, K]
     p_k_forward,
     p_k_back,
-    p_forward,  # [B * T, HV, K] gamma / gamma_a, where RECOVER
+    p_forward,  # [B * T, HV, K] gamma / gamma_a, where BOUNDED
     p_end,  # [B * NC, HV, K]
     p_D,  # [B * T, HV, C]
     p_D_low,  # [B * T, HV, C] what its rounding left, where SPLIT
@@ -410,10 +445,10 @@ def gradient_kernel(
     HAS_A_LOG: tl.constexpr,
     HAS_DT_BIAS: tl.constexpr,
     NORMALIZE: tl.constexpr,
-    BOUNDED: tl.constexpr,
+    LEVELS: tl.constexpr,  # log2 of C
+    BOUNDED: tl.constexpr,  # q, k and their decays from what the forward pass kept, not from the raw inputs
     WIDE: tl.constexpr,
     SPLIT: tl.constexpr,
-    RECOVER: tl.constexpr,  # q, k and their decays from what the forward pass kept, not from the raw inputs
     DOT: tl.constexpr,
     PACKED: tl.constexpr,
 ):
@@ -459,7 +494,6 @@ def gradient_kernel(
         b_kb = tl.load(p_k_back + line * K + o_g, mask=m_tile, other=0.0)
         b_kf = tl.load(p_k_forward + line * K + o_g, mask=m_tile, other=0.0)
         b_qf = tl.load(p_q_forward + line * K + o_g, mask=m_tile, other=0.0)
-    if RECOVER:
         b_forward = tl.load(p_forward + line * K + o_g, mask=m_tile, other=0.0)
     else:
         o_k = b_index[None, :] * (H * K) + b_channel[:, None]
@@ -471,8 +505,8 @@ def gradient_kernel(
     b_dq = widened(in_registers(b_dq, m_tile), C, DOT)
     b_dk = widened(in_registers(b_dk, m_tile), C, DOT)
     b_dk_end = widened(in_registers(b_dk_end, m_tile), C, DOT)
-    b_g = widened(in_registers(b_g, m_tile), C, DOT) if BOUNDED else b_g.to(tl.float32)
-    if not RECOVER:
+    b_g = widened(in_registers(finite_gate(b_g, GATE), m_tile), C, DOT)
+    if not BOUNDED:
         if NORMALIZE:
             b_q *= b_inverse[None, :]
             b_k *= b_power[None, :]
@@ -507,9 +541,12 @@ def gradient_kernel(
         if SPLIT:
             b_dA += b_dA_low.to(tl.float32)
             b_D += b_D_low.to(tl.float32)
+        b_sign = signs_through(b_negative, C, DOT)
         b_dq, b_dk, b_dlog, b_reach = _unbounded_gradients(
-            b_q, b_k, b_log, b_negative, b_dA, b_D, b_rho, b_dq, b_dk, b_dk_end, C, BK, DOT
-        )
+            b_q * b_sign, b_k * b_sign, b_log, at_token(b_sign, C - 1, C), b_dA, b_D, b_rho,
+            b_dq, b_dk, b_dk_end, C, LEVELS, SPLIT, DOT,
+        )  # fmt: skip
+        b_dq, b_dk = b_dq * b_sign, b_dk * b_sign
         b_through = b_through * tl.load(p_end + o_slot * K + b_channel, mask=m_channel, other=0.0) + b_reach
 
     # the gate
@@ -523,12 +560,9 @@ def gradient_kernel(
 
     # queries and keys, from their decayed forms back to the raw ones
     if BOUNDED:
-        if RECOVER:
-            b_forward = widened(in_registers(b_forward, m_tile), C, DOT)
-            b_back = 1.0 / tl.where(m_tile, b_forward, 1.0)
-            b_q, b_k = b_query * b_back, b_key * b_forward
-        else:
-            b_forward, b_back, _, _ = bounded_decays(b_log, b_negative, C, DOT, WIDE)
+        b_forward = widened(in_registers(b_forward, m_tile), C, DOT)
+        b_back = 1.0 / tl.where(m_tile, b_forward, 1.0)
+        b_q, b_k = b_query * b_back, b_key * b_forward
         b_dq *= b_forward
         b_dk = b_dk * b_forward + b_dk_end * b_back
     b_dk += b_diagonal[None, :] * b_q

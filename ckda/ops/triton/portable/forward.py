@@ -18,25 +18,31 @@ factors gamma_i / gamma_a and gamma_a / gamma_j bounded gates (at most e^5 a ste
 
     S* = gamma_a S,    r = |k| v - (k * gamma / gamma_a) S*,    S' = Gamma / gamma_a (S* + (k * gamma_a / gamma)^T u).
 
-Gates without a bound take the difference of every pair instead (BOUNDED = False).
+Gates without a bound (BOUNDED = False) would overflow so. There every pair goes by the border between its two tokens where these
+first part ways, in halves of 32, 16, 8, 4 or 2 tokens: both factors are at most one, and the pairs of one level are one product of
+matrices. No factor depends on a token after i. The state is taken at the chunk's start, gamma_a = 1.
 """
 
 import triton
 import triton.language as tl
 
 from ckda.ops.triton.tile import (
+    across_border,
     at_token,
+    border_decay,
     bounded_decays,
+    chunk_decay,
     chunk_place,
     dot,
     dot_left_split,
     dot_split,
+    finite_gate,
     in_registers,
     inverse_norm,
     learning_rate,
     log_gate,
     operand,
-    unbounded_decays,
+    signs_through,
     widened,
 )
 
@@ -45,11 +51,45 @@ __all__ = [
     "chunk_gate",
     "head_gate",
     "intra_kernel",
+    "places_kernel",
     "sequence_place",
     "solver_kernel",
     "state_kernel",
     "state_place",
 ]
+
+
+@triton.jit
+def places_kernel(
+    p_cu_seqlens,  # [N + 1]
+    p_starts,  # out int32 [NC] first token of each chunk
+    p_ends,  # out int32 [NC] end of its tokens; its start for a chunk that nobody needs
+    p_first,  # out int32 [N] first chunk of each sequence
+    N,
+    NC,
+    C: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Where the chunks of packed sequences lie: BLOCK chunks a program, which looks at all sequences, BLOCK at a time."""
+    b_slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    b_start = tl.zeros([BLOCK], tl.int32)
+    b_end = tl.zeros([BLOCK], tl.int32)
+    before = tl.zeros([], tl.int32)  # chunks of the sequences before
+    for n in range(0, N, BLOCK):
+        b_n = n + tl.arange(0, BLOCK)
+        b_begin = tl.load(p_cu_seqlens + b_n, mask=b_n < N, other=0).to(tl.int32)
+        b_stop = tl.load(p_cu_seqlens + b_n + 1, mask=b_n < N, other=0).to(tl.int32)
+        b_num = (b_stop - b_begin + C - 1) // C
+        b_after = before + tl.cumsum(b_num, 0)
+        b_first = b_after - b_num
+        tl.store(p_first + b_n, b_first, mask=(b_n < N) & (tl.program_id(0) == 0))
+        m_own = (b_slot[:, None] >= b_first[None, :]) & (b_slot[:, None] < b_after[None, :])
+        b_place = b_begin[None, :] + (b_slot[:, None] - b_first[None, :]) * C
+        b_start += tl.sum(tl.where(m_own, b_place, 0), 1)
+        b_end += tl.sum(tl.where(m_own, tl.minimum(b_place + C, b_stop[None, :]), 0), 1)
+        before += tl.sum(b_num, 0)
+    tl.store(p_starts + b_slot, b_start, mask=b_slot < NC)
+    tl.store(p_ends + b_slot, b_end, mask=b_slot < NC)
 
 
 @triton.jit
@@ -123,19 +163,17 @@ def used_keys(b_k, NORMALIZE: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _pairwise_products(b_q, b_k, b_log, b_sign, C: tl.constexpr):
-    """A and G (of the pairs i >= j) by the difference of every pair: never a positive exponent."""
-    b_index = tl.arange(0, C)
-    b_cum = tl.cumsum(b_log, 1)
-    b_A = tl.zeros([C, C], tl.float32)
+def _unbounded_products(b_q, b_k, b_log, C: tl.constexpr, LEVELS: tl.constexpr, DOT: tl.constexpr):
+    """A and G of gates without a bound, border by border (:func:`ckda.ops.triton.tile.border_decay`); signs are in q and k."""
+    m_same = tl.arange(0, C)[:, None] == tl.arange(0, C)[None, :]
+    b_A = tl.where(m_same, dot(tl.trans(b_q), b_k, DOT), 0.0)
     b_G = tl.zeros([C, C], tl.float32)
-    for j in range(C):
-        m_later = b_index[None, :] >= j
-        b_decay = tl.exp2(tl.where(m_later, b_cum - at_token(b_cum, j, C)[:, None], 0.0).to(tl.float32))
-        b_key = tl.where(m_later, b_decay * b_sign, 0.0) * at_token(b_sign * b_k, j, C)[:, None]
-        m_column = b_index[None, :] == j
-        b_A = tl.where(m_column, tl.sum(b_q * b_key, 0)[:, None], b_A)
-        b_G = tl.where(m_column, tl.sum(b_k * b_key, 0)[:, None], b_G)
+    for shift in range(LEVELS):  # not unrolled, which would spill
+        b_decay = border_decay(b_log, shift, C, DOT)
+        b_key = operand(b_k * b_decay, DOT)
+        m_pairs = across_border(shift, C)
+        b_A = tl.where(m_pairs, dot(tl.trans(b_q * b_decay), b_key, DOT), b_A)
+        b_G = tl.where(m_pairs, dot(tl.trans(b_key), b_key, DOT), b_G)
     return b_A, b_G
 
 
@@ -235,7 +273,7 @@ def intra_kernel(
     p_G,  # out float32 [B * T, HV, C] strictly lower
     p_rho,  # out float32 [B * T, HV]
     p_norms,  # out float32 [3, B * T, HV] 1/|q|, the power of two in the key, |k|^2 of the key as used
-    p_forward,  # out [B * T, HV, K] gamma / gamma_a, where KEEP
+    p_forward,  # out [B * T, HV, K] gamma / gamma_a, where BOUNDED
     p_start,  # out float32 [B * NC, HV, K] gamma_a; 1 where not BOUNDED
     p_end,  # out float32 [B * NC, HV, K] Gamma / gamma_a; Gamma where not BOUNDED
     T,
@@ -253,9 +291,9 @@ def intra_kernel(
     HAS_DT_BIAS: tl.constexpr,
     NORMALIZE: tl.constexpr,
     BETA_RANGE: tl.constexpr,
+    LEVELS: tl.constexpr,  # log2 of C
     BOUNDED: tl.constexpr,
     WIDE: tl.constexpr,
-    KEEP: tl.constexpr,
     DOT: tl.constexpr,
     PACKED: tl.constexpr,
 ):
@@ -277,8 +315,7 @@ def intra_kernel(
     b_g = tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0)
     b_q = widened(in_registers(b_q, m_tile), C, DOT)
     b_k = widened(in_registers(b_k, m_tile), C, DOT)
-    if BOUNDED:  # else g may be -inf, and -inf * 0 is not a number
-        b_g = widened(in_registers(b_g, m_tile), C, DOT)
+    b_g = widened(in_registers(finite_gate(b_g, GATE), m_tile), C, DOT)
     b_q, b_q_inverse = used_queries(b_q, scale, NORMALIZE, DOT)
     b_k, b_power, b_norm2 = used_keys(b_k, NORMALIZE, WIDE)
     b_log, b_negative = chunk_gate(
@@ -295,16 +332,19 @@ def intra_kernel(
 
     if BOUNDED:
         b_forward, b_back, b_start, b_end = bounded_decays(b_log, b_negative, C, DOT, WIDE)
-        if KEEP:
-            tl.store(p_forward + line * K + o_g, operand(b_forward, DOT), mask=m_tile)
+        tl.store(p_forward + line * K + o_g, operand(b_forward, DOT), mask=m_tile)
         b_query, b_row, b_key = b_q * b_forward, b_k * b_forward, b_k * b_back
         b_A = dot(tl.trans(b_query), b_key, DOT)
         b_G = dot(tl.trans(b_row), b_key, DOT)
     else:
-        b_gamma, b_to_end, b_sign = unbounded_decays(b_log, b_negative, C, DOT)
-        b_A, b_G = _pairwise_products(b_q, b_k, b_log, b_sign, C)
-        b_query, b_row, b_key = b_q * b_gamma, b_k * b_gamma, b_k * b_to_end
-        b_end = at_token(b_gamma, C - 1, C)
+        b_sign = signs_through(b_negative, C, DOT)
+        b_q, b_k = b_q * b_sign, b_k * b_sign  # a pair's sign is the product of both
+        b_A, b_G = _unbounded_products(b_q, b_k, b_log, C, LEVELS, DOT)
+        b_gamma = chunk_decay(b_log, False, C, DOT)
+        b_query, b_row = b_q * b_gamma, b_k * b_gamma
+        b_last = at_token(b_sign, C - 1, C)
+        b_key = b_k * chunk_decay(b_log, True, C, DOT) * b_last[:, None]
+        b_end = at_token(b_gamma, C - 1, C) * b_last
         b_start = tl.full([BK], 1.0, tl.float32)
     tl.store(p_q_forward + line * K + o_g, operand(b_query, DOT), mask=m_tile)
     tl.store(p_k_forward + line * K + o_g, operand(b_row, DOT), mask=m_tile)

@@ -8,10 +8,9 @@ from torch import Tensor
 from ckda.ops.triton.launch import Launch, contiguous, gate_arguments, power_of_two
 from ckda.ops.triton.plan import KEYS, SQUARES, Passed, Plan, Work, gradient_outputs
 from ckda.ops.triton.portable.backward import contract_kernel, gradient_kernel, pair_kernel, reverse_kernel
-from ckda.ops.triton.portable.forward import carry_kernel, intra_kernel, solver_kernel, state_kernel
+from ckda.ops.triton.portable.forward import carry_kernel, intra_kernel, places_kernel, solver_kernel, state_kernel
 
-__all__ = ["carry", "empty_duy", "gradients", "intra", "reverse", "solver", "states"]
-
+__all__ = ["carry", "empty_duy", "gradients", "intra", "places", "reverse", "solver", "states"]
 
 # a thread, so that more programs run at a time: worth a few spills
 INTRA_REGISTERS, CONTRACT_REGISTERS = 168, 128
@@ -43,7 +42,7 @@ def _place_arguments(w: Work) -> dict[str, Any]:
 
 def _gate_arguments(w: Work, unread: tuple[str, ...] = ()) -> dict[str, Any]:
     """What the kernels that read the raw inputs share."""
-    bounded = {"BOUNDED": w.p.bounded, "WIDE": not w.p.bounded or not w.p.split}
+    bounded = {"BOUNDED": w.p.bounded, "LEVELS": w.p.C.bit_length() - 1, "WIDE": not w.p.split}
     return _place_arguments(w) | gate_arguments(w.call, unread) | bounded | {"TOKENS": w.p.B * w.p.T}
 
 
@@ -71,19 +70,39 @@ def _pass_arguments(w: Work, segments: range) -> dict[str, Any]:
     }
 
 
+def places(w: Work) -> list[Launch]:
+    """Where the chunks of packed sequences lie; Hopper has no other. Nothing without packing."""
+    p, where = w.p, w.where
+    if not p.packed:
+        return []
+    arguments = {
+        "p_cu_seqlens": contiguous(w.call.cu_seqlens),
+        "p_starts": where.starts,
+        "p_ends": where.ends,
+        "p_first": where.first,
+        "N": p.N,
+        "NC": p.NC,
+        "C": p.C,
+        "BLOCK": 64,
+    }
+    return [Launch(places_kernel, (-(-p.NC // 64),), arguments, num_warps=4)]
+
+
 def intra(w: Work, G: Tensor) -> Launch:
     """What does not depend on the state."""
     p = w.p
     outputs = w.x.arguments(*KEYS, "A", "rho", "norms", "start", "end")
-    arguments = _gate_arguments(w) | outputs | {"p_G": G, "KEEP": p.keeps_forward}
-    maxnreg = INTRA_REGISTERS if p.split and p.K <= 128 else None
-    return Launch(intra_kernel, (p.slots, p.HV), arguments, num_warps=4, maxnreg=maxnreg)
+    arguments = _gate_arguments(w) | outputs | {"p_G": G}
+    maxnreg = INTRA_REGISTERS if p.bounded and p.split and p.K <= 128 else None
+    return Launch(intra_kernel, (p.slots, p.HV), arguments, num_warps=4 if p.split else 8, maxnreg=maxnreg)
 
 
 def solver(w: Work, G: Tensor) -> Launch:
     """The triangular inverse of every chunk; Hopper has no other."""
     p = w.p
     arguments = _place_arguments(w) | w.x.arguments("rho", *SQUARES[1:])
+    if p.padded:
+        arguments |= {"p_starts": None, "p_ends": None, "T": p.rows, "NC": p.slots, "PACKED": False}
     arguments |= {"p_G": G, "LEVELS": p.C.bit_length() - 2, "SPLIT": p.split}
     return Launch(solver_kernel, (p.slots, p.HV), arguments, num_warps=1)
 
@@ -216,12 +235,12 @@ def _contract(w: Work, do: Tensor, passed: Passed, out: dict[str, Any]) -> Launc
 
 
 def _gradient(w: Work, out: dict[str, Any]) -> Launch:
-    p, recover = w.p, w.p.keeps_forward
-    arguments = _gate_arguments(w, ("q", "k", "beta") if recover else ("beta",))
+    p = w.p
+    arguments = _gate_arguments(w, ("q", "k", "beta") if p.bounded else ("beta",))
     for name in ("p_beta", "BETA_RANGE"):
         del arguments[name]
-    BK, num_warps = (64, 4) if recover and p.K > 32 else (min(32, power_of_two(p.K)), 2)
-    arguments |= {"BK": BK, "SPLIT": p.split, "RECOVER": recover}
+    BK, num_warps = (64, 4 if p.split else 8) if p.K > 32 else (min(32, power_of_two(p.K)), 2)
+    arguments |= {"BK": BK, "SPLIT": p.split}
     arguments |= w.x.arguments(*KEYS, "rho", "norms", "end")
     used = ("p_D", "p_D_low", "p_dA", "p_dA_low", "p_scalars", "p_S_do", "p_S_dr", "p_dS_u", "p_through")
     arguments |= {name: out[name] for name in (*used, "p_dq", "p_dk", "p_dg", "p_dlog_rate", "p_dbias")}
@@ -231,7 +250,7 @@ def _gradient(w: Work, out: dict[str, Any]) -> Launch:
 def _between(w: Work, out: dict[str, Any]) -> dict[str, Tensor]:
     """What the last three kernels leave for each other; in a gradient's own place where its dtype has the range."""
     p, x = w.p, w.x
-    square = (p.B, p.T, p.HV, p.C)
+    square = (p.rows, p.HV, p.C)
 
     def beside(given: Tensor) -> Tensor:
         return given if given.dtype in (torch.bfloat16, torch.float32) else torch.empty_like(given, dtype=torch.float32)
@@ -247,6 +266,6 @@ def _between(w: Work, out: dict[str, Any]) -> dict[str, Tensor]:
 
 def gradients(w: Work, o: Tensor, do: Tensor, passed: Passed) -> tuple[list[Launch], dict[str, Any]]:
     """The end of the backward: all gradients but dv, and where they are written."""
-    out = gradient_outputs(w)
+    out = gradient_outputs(w, torch.float32)
     used = out | _between(w, out)
     return [_pair(w, o, do, passed, used), _contract(w, do, passed, used), _gradient(w, used)], out

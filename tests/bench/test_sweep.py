@@ -1,0 +1,58 @@
+"""``ckda bench --sweep``: it runs without a GPU, and what was reached on one is recorded with its reasons."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from ckda.bench import sweep
+from ckda.cli import main
+
+RECORD = Path(__file__).parents[2] / "results" / "bench" / "sweep"
+
+
+def test_a_smoke_run_measures_every_row(tmp_path: Path) -> None:
+    assert main(["bench", "--sweep", "--smoke", "--device", "cpu", "--out", str(tmp_path)]) == 0
+    stored = json.loads((tmp_path / "sweep.json").read_text())
+    assert [x["row"]["name"] for x in stored["rows"]] == [row.name for row in sweep.ROWS]
+    for x in stored["rows"]:
+        assert x["forward"]["mean"] > 0
+        assert max(x["errors"].values()) < 0.02
+    assert (tmp_path / "sweep.png").stat().st_size > 10_000
+
+
+def test_an_unknown_row_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="nothing"):
+        main(["bench", "--sweep", "--row", "nothing", "--device", "cpu", "--out", str(tmp_path)])
+
+
+def test_the_record_has_every_row_and_a_reason_for_each_miss() -> None:
+    found = json.loads((RECORD / "sweep.json").read_text())["rows"]
+    stored = json.loads((RECORD / "bounds.json").read_text())
+    assert stored == sweep.bounds(found)
+    assert set(stored["rows"]) == {row.name for row in sweep.ROWS}
+    for name, x in stored["rows"].items():
+        assert x["at_most"] is None or x["reached"] <= x["at_most"] or x["reason"], name
+
+
+@pytest.mark.parametrize("regime", ["mild", "harsh"])
+@pytest.mark.parametrize("gate", ["softplus", None])
+def test_the_regimes_have_their_means(gate: str | None, regime: str) -> None:
+    row = sweep.Row("", B=2, T=64, H=2, HV=2, K=32, V=32, gate=gate, regime=regime, dtype="float32")
+    g = sweep.inputs(row, "cpu")["g"].detach()
+    log = -torch.nn.functional.softplus(g) if gate else g
+    assert abs(log[log.isfinite()].mean() / -sweep.MEAN_LOG[regime] - 1) < 0.05
+    assert bool(log.isinf().any()) == (gate is None and regime == "harsh")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "name", ["given gates", "softplus", "float32 gates", "16 x 2000 tokens", "24 packed sequences"]
+)
+def test_what_was_reached_is_kept(name: str) -> None:
+    """At most a fifth above the record, over the main row of the same run."""
+    reached = json.loads((RECORD / "bounds.json").read_text())["rows"][name]["reached"]
+    rows = {row.name: row for row in sweep.ROWS}
+    base, other = (sweep.measure_row(rows[n], "cuda", 12)["forward+backward"]["mean"] for n in (sweep.MAIN.name, name))
+    assert other / base < 1.2 * reached
