@@ -209,3 +209,11 @@ def test_every_group_of_the_table_follows_20000_letters(name):
     assert machine.module()(torch.tensor([word]))[0].tolist() == direct(machine.certificate, word)
     assert machine.config["elements"][machine.config["identity"]] is not None
     assert group(name).order == len(machine.config["elements"])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["S3", "A5", "Frob20", "SL(2,3)", "GL(2,3)"])
+def test_groups_run_on_a_gpu(name):
+    machine = compile_machine(Compile(name, "all", words=1, length=50))
+    word = word_for(machine, 5000)
+    assert run(Run(machine, word, device="cuda")) == direct(machine.certificate, word)
