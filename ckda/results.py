@@ -109,6 +109,12 @@ def _bench(path: Path) -> None:
     draw(read_json(path.with_suffix(".json")), path)
 
 
+def _sweep(path: Path) -> None:
+    from ckda.bench.sweep import draw
+
+    draw(read_json(path.with_suffix(".json"))["rows"], path)
+
+
 def _lm(path: Path) -> None:
     from ckda.lm import figures
     from ckda.lm.comparison import Comparison
@@ -147,6 +153,7 @@ _DRAW: dict[str, Callable[[Path], None]] = {
     "audio/inspect/*.png": _audio_modes,
     "demo/extrapolation.png": _demo,
     "bench/h200*.png": _bench,
+    "bench/sweep/sweep.png": _sweep,
     "lm/inspect.png": _lm_inspect,
     "lm/*.png": _lm,
     "scaling/compare.png": _scaling,

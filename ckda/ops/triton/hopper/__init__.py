@@ -7,9 +7,10 @@ import torch
 from ckda.ops.call import Call
 from ckda.ops.triton.plan import CHUNK
 
-__all__ = ["BV", "refuses", "tried", "unfit"]
+__all__ = ["BV", "WARP_ROWS", "refuses", "tried", "unfit"]
 
 BV = 64  # the value columns of one program
+WARP_ROWS = 16  # the rows of a product that one warp holds
 
 
 def tried() -> bool:

@@ -17,18 +17,34 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ckda.ops.triton.hopper.tile import (
+    AFTER,
+    BORDERS,
     DT,
+    DT_BYTES,
+    FETCH_REGISTERS,
+    FETCH_WARPS,
+    FORWARD,
+    K_BACK,
+    K_FORWARD,
+    LINES_ARRIVE,
+    Q_FORWARD,
+    THROUGH,
+    TILES_ARRIVE,
+    USED_ARRIVE,
     across_border,
     by_pairs,
     by_rows,
     chunk_place,
+    fetch_layout,
     given_signs,
     head_gate,
     left_operand,
+    lines,
     plus,
     product,
     rest,
     room,
+    room_for_one,
     rounded,
     span_sums,
     store_spans,
@@ -37,6 +53,26 @@ from ckda.ops.triton.hopper.tile import (
 from ckda.ops.triton.tile import finite_gate, gate_gradient, learning_rate, log_gate
 
 __all__ = ["hopper_gradient_kernel"]
+
+# a chunk's tiles come in two parts, each with its own barriers
+VALUES, CHANNELS, PARTS = (gl.constexpr(i) for i in range(3))
+# the tiles along the values
+DO, DV, V_GIVEN, O, Y, Y_LOW, NUM_VALUES = (gl.constexpr(i) for i in range(7))
+STATES = gl.constexpr(2)  # that come with them: S and dS
+# the tiles along the channels: the parts of t_keys where BOUNDED, and otherwise q and k
+SLOT_K_BACK, SLOT_K_FORWARD, SLOT_Q_FORWARD, SLOT_FORWARD, NUM_DECAYED = (gl.constexpr(i) for i in range(5))
+QUERY, KEY, NUM_RAW = (gl.constexpr(i) for i in range(3))
+# the matrices [C, C], each in two parts: D and dA where BOUNDED, and otherwise N and dA of each border
+D, D_LOW, DA, DA_LOW, NUM_SQUARES = (gl.constexpr(i) for i in range(5))
+N, N_LOW = D, D_LOW
+ONWARD = gl.constexpr(0)  # where BOUNDED the only matrix by which logs are summed: from a token on
+# lines of a chunk: what is fetched of its tokens, the norms last, and sums over their values, pairs or channels
+RHO, Q_INVERSE, K_POWER, NORM2, SCALARS = (gl.constexpr(i) for i in range(5))
+NORMS = gl.constexpr(3)
+DIAGONAL, Q_DQ, K_DK, DU_Y, REACH, SUMS = (gl.constexpr(i) for i in range(6))
+CHUNKS = gl.constexpr(2)  # whose scalars are held: this one's and the next one's
+# the gradients on their way out
+DQ, DK, DG, OUTPUTS = (gl.constexpr(i) for i in range(4))
 
 
 @gluon.jit
@@ -53,7 +89,7 @@ def _exact_sums(b_x, s_M, K: gl.constexpr, C: gl.constexpr):
 def _to_end(b_log, s_M, K: gl.constexpr, C: gl.constexpr):
     """|Gamma / gamma_i| [K, C]."""
     b_high = rounded(b_log)
-    return gl.exp2(warpgroup_mma_wait(0, deps=[span_sums(b_high, rest(b_log, b_high), s_M.index(1), K, C)]))
+    return gl.exp2(warpgroup_mma_wait(0, deps=[span_sums(b_high, rest(b_log, b_high), s_M.index(AFTER), K, C)]))
 
 
 @gluon.jit
@@ -72,7 +108,7 @@ def _fetch(
     PLACES: gl.constexpr,
 ):  # fmt: skip
     """One warp that fetches the chunks of this program."""
-    LINE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    LINE: gl.constexpr = fetch_layout()
     GATE_BYTES: gl.constexpr = t_g.dtype.primitive_bitwidth // 8
     b_token = gl.arange(0, C, LINE) * HV
     phase = 0
@@ -80,37 +116,44 @@ def _fetch(
         chunk, i_hv = item // HV, item % HV
         row = chunk * C
         begin, _ = chunk_place(chunk, p_starts, p_ends, T, NC, C, PLACES)
-        bar = ready.index(0)
-        mbarrier.wait(free.index(0), phase ^ 1)
-        mbarrier.expect(bar, 2 * V * (2 * K + 6 * C))
+        bar = ready.index(VALUES)
+        mbarrier.wait(free.index(VALUES), phase ^ 1)
+        mbarrier.expect(bar, DT_BYTES * V * (STATES * K + NUM_VALUES * C))
         tma.async_copy_global_to_shared(t_states, [item * V, 0], bar, s_S)
-        tma.async_copy_global_to_shared(t_do, [begin, i_hv * V], bar, s_values.index(0))
-        tma.async_copy_global_to_shared(t_dv, [begin, i_hv * V], bar, s_values.index(1))
+        tma.async_copy_global_to_shared(t_do, [begin, i_hv * V], bar, s_values.index(DO))
+        tma.async_copy_global_to_shared(t_dv, [begin, i_hv * V], bar, s_values.index(DV))
         tma.async_copy_global_to_shared(t_dstates, [item * V, 0], bar, s_dS)
-        tma.async_copy_global_to_shared(t_y, [row, i_hv * V], bar, s_values.index(4))
-        tma.async_copy_global_to_shared(t_y, [ROWS + row, i_hv * V], bar, s_values.index(5))
-        tma.async_copy_global_to_shared(t_v, [begin, i_hv * V], bar, s_values.index(2))
-        tma.async_copy_global_to_shared(t_o, [begin, i_hv * V], bar, s_values.index(3))
+        tma.async_copy_global_to_shared(t_y, [row, i_hv * V], bar, s_values.index(Y))
+        tma.async_copy_global_to_shared(t_y, [ROWS + row, i_hv * V], bar, s_values.index(Y_LOW))
+        tma.async_copy_global_to_shared(t_v, [begin, i_hv * V], bar, s_values.index(V_GIVEN))
+        tma.async_copy_global_to_shared(t_o, [begin, i_hv * V], bar, s_values.index(O))
         o_line = row.to(gl.int64) * HV + i_hv
-        async_copy.async_copy_global_to_shared(s_scalars.index(phase * 4), p_rho + o_line + b_token)
-        for n in gl.static_range(3):
+        async_copy.async_copy_global_to_shared(s_scalars.index(phase * SCALARS + RHO), p_rho + o_line + b_token)
+        for n in gl.static_range(NORMS):
             async_copy.async_copy_global_to_shared(
-                s_scalars.index(phase * 4 + 1 + n), p_norms + ROWS.to(gl.int64) * (n * HV) + o_line + b_token
+                s_scalars.index(phase * SCALARS + Q_INVERSE + n),
+                p_norms + ROWS.to(gl.int64) * (n * HV) + o_line + b_token,
             )
         async_copy.mbarrier_arrive(bar, increment_count=False)
-        bar = ready.index(1)
-        mbarrier.wait(free.index(1), phase ^ 1)
+        bar = ready.index(CHANNELS)
+        mbarrier.wait(free.index(CHANNELS), phase ^ 1)
         if BOUNDED:
-            mbarrier.expect(bar, C * K * (8 + GATE_BYTES))
-            tma.async_copy_global_to_shared(t_keys, [2 * ROWS + row, i_hv * K], bar, s_channels.index(0))
-            tma.async_copy_global_to_shared(t_keys, [ROWS + row, i_hv * K], bar, s_channels.index(1))
-            tma.async_copy_global_to_shared(t_keys, [row, i_hv * K], bar, s_channels.index(2))
-            tma.async_copy_global_to_shared(t_keys, [3 * ROWS + row, i_hv * K], bar, s_channels.index(3))
+            mbarrier.expect(bar, C * K * (NUM_DECAYED * DT_BYTES + GATE_BYTES))
+            tma.async_copy_global_to_shared(t_keys, [K_BACK * ROWS + row, i_hv * K], bar, s_channels.index(SLOT_K_BACK))
+            tma.async_copy_global_to_shared(
+                t_keys, [K_FORWARD * ROWS + row, i_hv * K], bar, s_channels.index(SLOT_K_FORWARD)
+            )
+            tma.async_copy_global_to_shared(
+                t_keys, [Q_FORWARD * ROWS + row, i_hv * K], bar, s_channels.index(SLOT_Q_FORWARD)
+            )
+            tma.async_copy_global_to_shared(
+                t_keys, [FORWARD * ROWS + row, i_hv * K], bar, s_channels.index(SLOT_FORWARD)
+            )
         else:
             i_h = i_hv // (HV // H)
-            mbarrier.expect(bar, C * K * (4 + GATE_BYTES))
-            tma.async_copy_global_to_shared(t_q, [begin, i_h * K], bar, s_channels.index(0))
-            tma.async_copy_global_to_shared(t_k, [begin, i_h * K], bar, s_channels.index(1))
+            mbarrier.expect(bar, C * K * (NUM_RAW * DT_BYTES + GATE_BYTES))
+            tma.async_copy_global_to_shared(t_q, [begin, i_h * K], bar, s_channels.index(QUERY))
+            tma.async_copy_global_to_shared(t_k, [begin, i_h * K], bar, s_channels.index(KEY))
         tma.async_copy_global_to_shared(t_g, [begin, i_hv * K], bar, s_g)
         phase ^= 1
 
@@ -125,10 +168,11 @@ def _bounded_channels(
     """
     P: gl.constexpr = product(K, C)
     L: gl.constexpr = left_operand(K, C)
-    s_D, s_D_low, s_dA, s_dA_low = s_squares.index(0), s_squares.index(1), s_squares.index(2), s_squares.index(3)
-    b_kb = s_channels.index(0).permute((1, 0)).load(L)
-    b_kf = s_channels.index(1).permute((1, 0)).load(L)
-    b_qf = s_channels.index(2).permute((1, 0)).load(L)
+    s_D, s_D_low = s_squares.index(D), s_squares.index(D_LOW)
+    s_dA, s_dA_low = s_squares.index(DA), s_squares.index(DA_LOW)
+    b_kb = s_channels.index(SLOT_K_BACK).permute((1, 0)).load(L)
+    b_kf = s_channels.index(SLOT_K_FORWARD).permute((1, 0)).load(L)
+    b_qf = s_channels.index(SLOT_Q_FORWARD).permute((1, 0)).load(L)
     b_key = gl.convert_layout(b_kb, P).to(gl.float32)
     b_key_rho = rounded(b_key * b_rho)
     b_row_D = times(b_key_rho, s_D.permute((1, 0)), K, C)
@@ -147,10 +191,10 @@ def _bounded_channels(
     b_query = gl.convert_layout(b_qf, P).to(gl.float32)
     b_dlog = gl.convert_layout(b_kf, P).to(gl.float32) * b_dk + b_key_rho.to(gl.float32) * b_column
     b_dlog = b_dlog - b_key * b_dk_end + b_query * b_dq
-    b_dlog = _exact_sums(b_dlog, s_M.index(0), K, C)
+    b_dlog = _exact_sums(b_dlog, s_M.index(ONWARD), K, C)
     b_dk_end -= b_rho * b_column
     b_dq += b_kb_low
-    b_forward = s_channels.index(3).permute((1, 0)).load(P).to(gl.float32)
+    b_forward = s_channels.index(SLOT_FORWARD).permute((1, 0)).load(P).to(gl.float32)
     b_back = 1.0 / b_forward
     return (
         b_dq * b_forward,
@@ -171,10 +215,10 @@ def _unbounded_channels(
     b_token = gl.arange(0, C, gl.SliceLayout(0, product(K, C)))[None, :]
     b_high = rounded(b_log)
     b_low = rest(b_log, b_high)
-    b_gamma = span_sums(b_high, b_low, s_M.index(0), K, C)
-    b_to_end = span_sums(b_high, b_low, s_M.index(1), K, C)
+    b_gamma = span_sums(b_high, b_low, s_M.index(THROUGH), K, C)
+    b_to_end = span_sums(b_high, b_low, s_M.index(AFTER), K, C)
     b_gamma, b_to_end = warpgroup_mma_wait(0, deps=[b_gamma, b_to_end])
-    b_sums = span_sums(b_high, b_low, s_M.index(2), K, C)
+    b_sums = span_sums(b_high, b_low, s_M.index(BORDERS), K, C)
     b_gamma = gl.exp2(b_gamma)
     b_dq *= b_gamma
     b_dk *= b_gamma
@@ -186,13 +230,14 @@ def _unbounded_channels(
     for shift in range(LEVELS):
         b_decay = gl.exp2(warpgroup_mma_wait(0, deps=[b_sums]))
         b_query, b_key = rounded(b_q.to(gl.float32) * b_decay), rounded(b_k.to(gl.float32) * b_decay)
-        s_N, s_N_low = s_squares.index(shift * 4), s_squares.index(shift * 4 + 1)
-        s_dA, s_dA_low = s_squares.index(shift * 4 + 2), s_squares.index(shift * 4 + 3)
+        at = shift * NUM_SQUARES
+        s_N, s_N_low = s_squares.index(at + N), s_squares.index(at + N_LOW)
+        s_dA, s_dA_low = s_squares.index(at + DA), s_squares.index(at + DA_LOW)
         b_keys = plus(times(b_key, s_N, K, C), b_key, s_N_low, K, C)
         b_row = times(b_key, s_dA.permute((1, 0)), K, C)
         b_row = plus(b_row, b_key, s_dA_low.permute((1, 0)), K, C)
         b_column = plus(times(b_query, s_dA, K, C), b_query, s_dA_low, K, C)
-        b_sums = span_sums(b_high, b_low, s_M.index(2 + gl.minimum(shift + 1, LEVELS - 1)), K, C)
+        b_sums = span_sums(b_high, b_low, s_M.index(BORDERS + gl.minimum(shift + 1, LEVELS - 1)), K, C)
         b_keys, b_row, b_column = warpgroup_mma_wait(2, deps=[b_keys, b_row, b_column])
         b_side = gl.where((b_token >> shift) % 2 == 1, b_keys, -b_keys)
         b_dlog += b_query.to(gl.float32) * b_row - b_key.to(gl.float32) * (b_side + b_column)
@@ -210,25 +255,26 @@ def _store_squares(
     b_row = gl.arange(0, C, gl.SliceLayout(1, Q))[:, None]
     b_column = gl.arange(0, C, gl.SliceLayout(0, Q))[None, :]
     if BOUNDED:
-        _store_halves(b_D, s_squares.index(0), s_squares.index(1))
-        _store_halves(b_dA, s_squares.index(2), s_squares.index(3))
+        _store_halves(b_D, s_squares.index(D), s_squares.index(D_LOW))
+        _store_halves(b_dA, s_squares.index(DA), s_squares.index(DA_LOW))
     else:
         b_N = b_D * b_rho
         b_N += gl.convert_layout(gl.permute(b_N, (1, 0)), Q)
         for shift in gl.static_range(LEVELS):
             m_pairs = across_border(b_row, b_column, shift)
             m_both = m_pairs | across_border(b_column, b_row, shift)
-            _store_halves(gl.where(m_both, b_N, 0.0), s_squares.index(shift * 4), s_squares.index(shift * 4 + 1))
-            _store_halves(gl.where(m_pairs, b_dA, 0.0), s_squares.index(shift * 4 + 2), s_squares.index(shift * 4 + 3))
+            at = shift * NUM_SQUARES
+            _store_halves(gl.where(m_both, b_N, 0.0), s_squares.index(at + N), s_squares.index(at + N_LOW))
+            _store_halves(gl.where(m_pairs, b_dA, 0.0), s_squares.index(at + DA), s_squares.index(at + DA_LOW))
 
 
 @gluon.jit
 def _send_gradients(t_dq, t_dk, t_dg, s_out, row, column):
     """A chunk's gradients on their way."""
-    tma.async_copy_shared_to_global(t_dq, [row, column], s_out.index(0))
-    tma.async_copy_shared_to_global(t_dk, [row, column], s_out.index(1))
+    tma.async_copy_shared_to_global(t_dq, [row, column], s_out.index(DQ))
+    tma.async_copy_shared_to_global(t_dk, [row, column], s_out.index(DK))
     if t_dg is not None:
-        tma.async_copy_shared_to_global(t_dg, [row, column], s_out.index(2))
+        tma.async_copy_shared_to_global(t_dg, [row, column], s_out.index(DG))
 
 
 @gluon.jit
@@ -251,7 +297,7 @@ def _run(
     b_from = gl.arange(0, C, gl.SliceLayout(1, Q))[:, None]
     b_to = gl.arange(0, C, gl.SliceLayout(0, Q))[None, :]
     if BOUNDED:
-        s_M.index(0).store(gl.where(b_from >= b_to, 1.0, 0.0).to(DT))
+        s_M.index(ONWARD).store(gl.where(b_from >= b_to, 1.0, 0.0).to(DT))
     else:
         store_spans(s_M, b_from, b_to, LEVELS)
     b_channel = gl.arange(0, K, by_channel)
@@ -264,27 +310,27 @@ def _run(
         o_line = (begin + b_row).to(gl.int64) * HV + i_hv
         b_beta = gl.load(p_beta + o_line, mask=b_row < num, other=0.0).to(gl.float32)
         b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, K, C, HAS_A_LOG, HAS_DT_BIAS)
-        mbarrier.wait(ready.index(0), phase)
+        mbarrier.wait(ready.index(VALUES), phase)
 
         # what the values contract
         b_S = s_S.permute((1, 0)).load(L)
-        b_dq = times(b_S, s_values.index(0).permute((1, 0)), K, C)
-        b_dk = times(b_S, s_values.index(1).permute((1, 0)), K, C)
+        b_dq = times(b_S, s_values.index(DO).permute((1, 0)), K, C)
+        b_dk = times(b_S, s_values.index(DV).permute((1, 0)), K, C)
         b_dS = s_dS.permute((1, 0)).load(L)
-        b_dk_end = times(b_dS, s_values.index(4).permute((1, 0)), K, C)
+        b_dk_end = times(b_dS, s_values.index(Y).permute((1, 0)), K, C)
         b_through = gl.convert_layout(gl.sum(b_S.to(gl.float32) * b_dS.to(gl.float32), 1), by_channel)
 
         # the products of tokens with tokens
         left: gl.constexpr = gl.DotOperandLayout(0, Q, 2)
         right: gl.constexpr = gl.DotOperandLayout(1, Q, 2)
-        b_y = s_values.index(4).permute((1, 0)).load(right)
+        b_y = s_values.index(Y).permute((1, 0)).load(right)
         b_zero = gl.zeros([C, C], gl.float32, Q)
-        b_y_low = s_values.index(5).permute((1, 0)).load(right)
-        b_dv, b_do = s_values.index(1).load(left), s_values.index(0).load(left)
+        b_y_low = s_values.index(Y_LOW).permute((1, 0)).load(right)
+        b_dv, b_do = s_values.index(DV).load(left), s_values.index(DO).load(left)
         b_D = mma_v2(b_dv, b_y_low, mma_v2(b_dv, b_y, b_zero))
         b_dA = mma_v2(b_do, b_y_low, mma_v2(b_do, b_y, b_zero))
-        b_rho = s_scalars.index(phase * 4).load(gl.SliceLayout(0, Q))[None, :]
-        b_length = gl.sqrt(s_scalars.index(phase * 4 + 3).load(gl.SliceLayout(1, Q)))
+        b_rho = s_scalars.index(phase * SCALARS + RHO).load(gl.SliceLayout(0, Q))[None, :]
+        b_length = gl.sqrt(s_scalars.index(phase * SCALARS + NORM2).load(gl.SliceLayout(1, Q)))
         m_lower = b_from > b_to
         if (
             PLACES != "whole"
@@ -295,22 +341,22 @@ def _run(
         if BETA_RANGE == 0:  # du . y but for the state's part, less what G has of it
             o_A = ((chunk * C + b_from).to(gl.int64) * HV + i_hv) * C + b_to
             b_du_y = gl.load(p_A + o_A).to(gl.float32) * b_dA - gl.load(p_G + o_A) * b_D
-            s_sums.index(3).store(gl.sum(b_du_y, 0))
+            s_sums.index(DU_Y).store(gl.sum(b_du_y, 0))
         _store_squares(b_D, gl.where(m_lower, b_dA * b_rho, 0.0), b_rho, s_squares, Q, C, LEVELS, BOUNDED)
 
         # of tokens with themselves
-        b_do = s_values.index(0).load(R).to(gl.float32)
-        b_dv = s_values.index(1).load(R).to(gl.float32)
-        b_y = s_values.index(4).load(R).to(gl.float32) + s_values.index(5).load(R).to(gl.float32)
+        b_do = s_values.index(DO).load(R).to(gl.float32)
+        b_dv = s_values.index(DV).load(R).to(gl.float32)
+        b_y = s_values.index(Y).load(R).to(gl.float32) + s_values.index(Y_LOW).load(R).to(gl.float32)
         b_diagonal = gl.sum(b_do * b_y, 1)
         b_y_dv = gl.sum(b_dv * b_y, 1)
-        b_v_dv = gl.sum(b_dv * s_values.index(2).load(R).to(gl.float32), 1)
-        b_q_dq = gl.sum(b_do * s_values.index(3).load(R).to(gl.float32), 1)
-        b_norm2 = s_scalars.index(phase * 4 + 3).load(by_row)
+        b_v_dv = gl.sum(b_dv * s_values.index(V_GIVEN).load(R).to(gl.float32), 1)
+        b_q_dq = gl.sum(b_do * s_values.index(O).load(R).to(gl.float32), 1)
+        b_norm2 = s_scalars.index(phase * SCALARS + NORM2).load(by_row)
         b_y_dv = b_y_dv / gl.sqrt(b_norm2)
-        s_sums.index(0).store(b_diagonal * s_scalars.index(phase * 4).load(by_row))
-        s_sums.index(1).store(b_q_dq)
-        s_sums.index(2).store((2.0 * b_y_dv - b_v_dv) / b_norm2)
+        s_sums.index(DIAGONAL).store(b_diagonal * s_scalars.index(phase * SCALARS + RHO).load(by_row))
+        s_sums.index(Q_DQ).store(b_q_dq)
+        s_sums.index(K_DK).store((2.0 * b_y_dv - b_v_dv) / b_norm2)
         if BETA_RANGE > 0:
             b_dbeta = b_y_dv * learning_rate(-b_beta, 1)
             gl.store(p_dbeta + o_line, b_dbeta.to(p_dbeta.dtype.element_ty), mask=b_row < num)
@@ -318,27 +364,27 @@ def _run(
         tma.store_wait(0)
         b_dq, b_dk, b_dk_end = warpgroup_mma_wait(0, deps=[b_dq, b_dk, b_dk_end])
         gl.thread_barrier()  # what was written is there, the values are used up, the last chunk's gradients have left
-        mbarrier.arrive(free.index(0), count=1)
-        b_rho = s_scalars.index(phase * 4).load(by_token)[None, :]
-        b_dk *= (-1.0 / gl.sqrt(s_scalars.index(phase * 4 + 3).load(by_token)))[None, :]
+        mbarrier.arrive(free.index(VALUES), count=USED_ARRIVE)
+        b_rho = s_scalars.index(phase * SCALARS + RHO).load(by_token)[None, :]
+        b_dk *= (-1.0 / gl.sqrt(s_scalars.index(phase * SCALARS + NORM2).load(by_token)))[None, :]
         if PLACES != "whole":
             b_dq, b_dk = gl.where(b_token < num, b_dq, 0.0), gl.where(b_token < num, b_dk, 0.0)
 
         # along the channels
-        mbarrier.wait(ready.index(1), phase)
+        mbarrier.wait(ready.index(CHANNELS), phase)
         if BOUNDED:
             if BETA_RANGE == 0:
-                b_reach = gl.sum(s_channels.index(0).permute((1, 0)).load(P).to(gl.float32) * b_dk_end, 0)
+                b_reach = gl.sum(s_channels.index(SLOT_K_BACK).permute((1, 0)).load(P).to(gl.float32) * b_dk_end, 0)
             b_dq, b_dk, b_dlog, b_through, b_q, b_k = _bounded_channels(
                 b_dq, b_dk, b_dk_end * b_rho, b_through, b_rho, s_channels, s_squares, s_M, K, C
             )
         else:
             b_inverse, b_power = (
-                s_scalars.index(phase * 4 + 1).load(by_token),
-                s_scalars.index(phase * 4 + 2).load(by_token),
+                s_scalars.index(phase * SCALARS + Q_INVERSE).load(by_token),
+                s_scalars.index(phase * SCALARS + K_POWER).load(by_token),
             )
-            b_q = s_channels.index(0).permute((1, 0)).load(P).to(gl.float32) * (b_inverse * scale)[None, :]
-            b_k = s_channels.index(1).permute((1, 0)).load(P).to(gl.float32) * b_power[None, :]
+            b_q = s_channels.index(QUERY).permute((1, 0)).load(P).to(gl.float32) * (b_inverse * scale)[None, :]
+            b_k = s_channels.index(KEY).permute((1, 0)).load(P).to(gl.float32) * b_power[None, :]
             b_g = finite_gate(s_g.permute((1, 0)).load(P).to(gl.float32), GATE)
             b_log, b_negative = log_gate(b_g, b_rate, b_bias, GATE, False)
             if PLACES != "whole":
@@ -347,7 +393,7 @@ def _run(
             b_last = gl.full([K], 1.0, gl.float32, by_channel)
             if SIGNED:
                 b_negative = given_signs(p_sign, begin, num, i_hv, K, C, HV, PLACES)
-                b_count = times(gl.where(b_negative, 1.0, 0.0).to(DT), s_M.index(0), K, C)
+                b_count = times(gl.where(b_negative, 1.0, 0.0).to(DT), s_M.index(THROUGH), K, C)
                 b_count = warpgroup_mma_wait(0, deps=[b_count])
                 b_sign = gl.where(b_count.to(gl.int32) % 2 == 1, -1.0, 1.0)
                 b_q, b_k = b_q * b_sign, b_k * b_sign
@@ -359,23 +405,25 @@ def _run(
                 b_dq, b_dk, b_dk_end * b_rho, b_through, b_q, b_k, b_log, b_last, s_squares, s_M, K, C, LEVELS
             )
             b_own = b_dlog
-            b_dlog = _exact_sums(b_own, s_M.index(1), K, C)  # of what comes after each token
+            b_dlog = _exact_sums(b_own, s_M.index(AFTER), K, C)  # of what comes after each token
             b_q, b_k = b_q.to(gl.float32), b_k.to(gl.float32)
-        b_diagonal = s_sums.index(0).load(by_token)[None, :]
+        b_diagonal = s_sums.index(DIAGONAL).load(by_token)[None, :]
         b_dq += b_diagonal * b_k
         b_dk += b_diagonal * b_q
         if NORMALIZE:
             unscale = gl.where(scale == 0, 0.0, 1.0 / scale)
-            b_inverse = s_scalars.index(phase * 4 + 1).load(by_token) * scale
-            b_dq = (b_dq - b_q * (s_sums.index(1).load(by_token) * (unscale * unscale))[None, :]) * b_inverse[None, :]
-            b_power = s_scalars.index(phase * 4 + 2).load(by_token)
-            b_dk = (b_dk - b_k * s_sums.index(2).load(by_token)[None, :]) * b_power[None, :]
+            b_inverse = s_scalars.index(phase * SCALARS + Q_INVERSE).load(by_token) * scale
+            b_dq = (b_dq - b_q * (s_sums.index(Q_DQ).load(by_token) * (unscale * unscale))[None, :]) * b_inverse[
+                None, :
+            ]
+            b_power = s_scalars.index(phase * SCALARS + K_POWER).load(by_token)
+            b_dk = (b_dk - b_k * s_sums.index(K_DK).load(by_token)[None, :]) * b_power[None, :]
         else:
             b_dq *= scale
         if SIGNED:
             b_dq, b_dk = b_dq * b_sign, b_dk * b_sign
-        s_out.index(0).permute((1, 0)).store(rounded(b_dq))
-        s_out.index(1).permute((1, 0)).store(rounded(b_dk))
+        s_out.index(DQ).permute((1, 0)).store(rounded(b_dq))
+        s_out.index(DK).permute((1, 0)).store(rounded(b_dk))
 
         # the gate, read once more: it would take registers all the while
         b_g = finite_gate(s_g.permute((1, 0)).load(P).to(gl.float32), GATE)
@@ -393,7 +441,7 @@ def _run(
                 gl.store(p_dk + o_key, b_dk.to(DT), mask=m_key)
                 gl.store(p_dg + o_key, b_dg.to(p_dg.dtype.element_ty), mask=m_key)
         if t_dg is not None:
-            s_out.index(2).permute((1, 0)).store(rounded(b_dg))
+            s_out.index(DG).permute((1, 0)).store(rounded(b_dg))
         elif PLACES == "whole":
             gl.store(p_dg + o_key, b_dg)
         else:
@@ -404,16 +452,16 @@ def _run(
         if HAS_DT_BIAS:
             gl.store(p_dbias + gl.cast(item, gl.int64) * K + b_channel, gl.sum(b_dg, 1))
         if BETA_RANGE == 0:  # a given beta may be zero: the longer way then
-            s_sums.index(4).store(b_reach)
+            s_sums.index(REACH).store(b_reach)
             gl.thread_barrier()
-            b_rate_used = s_scalars.index(phase * 4).load(by_row)
+            b_rate_used = s_scalars.index(phase * SCALARS + RHO).load(by_row)
             m_some = gl.abs(b_rate_used) > 1e-12
-            b_longer = s_sums.index(3).load(by_row) + s_sums.index(4).load(by_row)
+            b_longer = s_sums.index(DU_Y).load(by_row) + s_sums.index(REACH).load(by_row)
             b_dbeta = gl.where(m_some, b_y_dv / gl.where(m_some, b_rate_used, 1.0), b_longer) / b_norm2
             gl.store(p_dbeta + o_line, b_dbeta.to(p_dbeta.dtype.element_ty), mask=b_row < num)
         fence_async_shared()
         gl.thread_barrier()  # the gradients are written, the channels used up
-        mbarrier.arrive(free.index(1), count=1)
+        mbarrier.arrive(free.index(CHANNELS), count=USED_ARRIVE)
         if PLACES == "whole":
             _send_gradients(t_dq, t_dk, t_dg, s_out, begin, i_hv * K)
         else:
@@ -476,20 +524,19 @@ def hopper_gradient_kernel(
     PLACES: gl.constexpr,  # "whole", "ragged" (T is no multiple of C) or "packed"
 ):
     """All gradients but dv, chunk by chunk."""
-    ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(ready.index(0), count=33)
-    mbarrier.init(ready.index(1), count=1)
-    mbarrier.init(free.index(0), count=1)
-    mbarrier.init(free.index(1), count=1)
+    ready = gl.allocate_shared_memory(gl.int64, [PARTS, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [PARTS, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(ready.index(VALUES), count=LINES_ARRIVE)
+    mbarrier.init(ready.index(CHANNELS), count=TILES_ARRIVE)
+    mbarrier.init(free.index(VALUES), count=USED_ARRIVE)
+    mbarrier.init(free.index(CHANNELS), count=USED_ARRIVE)
     fence_async_shared()
-    LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    s_scalars = gl.allocate_shared_memory(gl.float32, [8, C], LINE)  # rho, 1 / |q|, power, |k|^2 of two chunks
-    s_sums = gl.allocate_shared_memory(gl.float32, [5, C], LINE)
-    s_S, s_dS = room(1, V, K).index(0), room(1, V, K).index(0)
-    s_values, s_channels, s_g = room(6, C, V), room(4 if BOUNDED else 2, C, K), room(1, C, K, t_g.dtype).index(0)
-    s_out = room(2 if t_dg is None else 3, C, K)
-    s_squares, s_M = room(4 if BOUNDED else 4 * LEVELS, C, C), room(1 if BOUNDED else 2 + LEVELS, C, C)
+    s_scalars, s_sums = lines(CHUNKS * SCALARS, C), lines(SUMS, C)
+    s_S, s_dS = room_for_one(V, K), room_for_one(V, K)
+    s_values, s_channels = room(NUM_VALUES, C, V), room(NUM_DECAYED if BOUNDED else NUM_RAW, C, K)
+    s_g, s_out = room_for_one(C, K, t_g.dtype), room(OUTPUTS - 1 if t_dg is None else OUTPUTS, C, K)
+    s_squares = room(NUM_SQUARES if BOUNDED else NUM_SQUARES * LEVELS, C, C)
+    s_M = room(1 if BOUNDED else BORDERS + LEVELS, C, C)
     gl.warp_specialize(
         [
             (
@@ -511,6 +558,6 @@ def hopper_gradient_kernel(
                 ),
             ),
         ],
-        [1],
-        [24],
+        [FETCH_WARPS],
+        [FETCH_REGISTERS],
     )  # fmt: skip

@@ -16,7 +16,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ckda.ops.triton.hopper.tile import (
+    AFTER,
+    BORDERS,
     DT,
+    DT_BYTES,
+    FETCH_REGISTERS,
+    FETCH_WARPS,
+    FORWARD,
+    K_BACK,
+    K_FORWARD,
+    NUM_KEYS,
+    Q_FORWARD,
+    THROUGH,
+    TILES_ARRIVE,
+    USED_ARRIVE,
     across_border,
     barriers,
     by_pairs,
@@ -24,6 +37,7 @@ from ckda.ops.triton.hopper.tile import (
     chunk_place,
     given_signs,
     head_gate,
+    lines,
     product,
     rest,
     room,
@@ -37,6 +51,11 @@ from ckda.ops.triton.tile import ROUND, finite_gate, learning_rate, log_gate
 __all__ = ["hopper_intra_kernel"]
 
 STAGES = gl.constexpr(2)
+# tiles that come, or are multiplied, in pairs; the tiles that leave are the parts of t_keys
+QUERY, KEY, PAIR = (gl.constexpr(i) for i in range(3))
+TURNS = gl.constexpr(2)  # pairs that take turns in the room of the tiles that leave
+# lines of a chunk's tokens: what q and k are multiplied by, and q k of each token
+Q_LENGTH, K_POWER, DIAGONAL, LINES = (gl.constexpr(i) for i in range(4))
 
 
 @gluon.jit
@@ -53,10 +72,10 @@ def _fetch(
         slot = n % STAGES
         bar = ready.index(slot)
         mbarrier.wait(free.index(slot), ((n // STAGES) & 1) ^ 1)
-        mbarrier.expect(bar, C * K * (4 + GATE_BYTES))
+        mbarrier.expect(bar, C * K * (PAIR * DT_BYTES + GATE_BYTES))
         tma.async_copy_global_to_shared(t_g, [row, i_hv * K], bar, s_g.index(slot))
-        tma.async_copy_global_to_shared(t_k, [row, i_h * K], bar, s_in.index(slot * 2 + 1))
-        tma.async_copy_global_to_shared(t_q, [row, i_h * K], bar, s_in.index(slot * 2))
+        tma.async_copy_global_to_shared(t_k, [row, i_h * K], bar, s_in.index(slot * PAIR + KEY))
+        tma.async_copy_global_to_shared(t_q, [row, i_h * K], bar, s_in.index(slot * PAIR + QUERY))
         n += 1  # noqa: SIM113
 
 
@@ -88,10 +107,10 @@ def _bounded_tiles(b_q, b_k, b_cum, b_count, s_out, p_start, p_end, o_slot, C: g
     b_back = ((gl.exp2(-b_broken).to(gl.int32, bitcast=True) - b_shift) ^ b_sign).to(gl.float32, bitcast=True)
     gl.store(p_start + o_slot, gl.exp2(b_middle - ROUND))
     gl.store(p_end + o_slot, gl.sum(gl.where(b_token == C - 1, b_forward, 0.0), 1))
-    s_out.index(3).permute((1, 0)).store(rounded(b_forward))
-    s_out.index(0).permute((1, 0)).store(rounded(b_q.to(gl.float32) * b_forward))
-    s_out.index(1).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_forward))
-    s_out.index(2).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_back))
+    s_out.index(FORWARD).permute((1, 0)).store(rounded(b_forward))
+    s_out.index(Q_FORWARD).permute((1, 0)).store(rounded(b_q.to(gl.float32) * b_forward))
+    s_out.index(K_FORWARD).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_forward))
+    s_out.index(K_BACK).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_back))
 
 
 @gluon.jit
@@ -100,9 +119,9 @@ def _unbounded_tiles(b_q, b_k, b_gamma, b_to_end, b_last, s_out, p_start, p_end,
     b_token = gl.arange(0, C, gl.SliceLayout(0, b_q.type.layout))[None, :]
     gl.store(p_start + o_slot, gl.zeros_like(b_last) + 1.0)
     gl.store(p_end + o_slot, gl.sum(gl.where(b_token == C - 1, b_gamma, 0.0), 1) * b_last)
-    s_out.index(0).permute((1, 0)).store(rounded(b_q.to(gl.float32) * b_gamma))
-    s_out.index(1).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_gamma))
-    s_out.index(2).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_to_end * b_last[:, None]))
+    s_out.index(Q_FORWARD).permute((1, 0)).store(rounded(b_q.to(gl.float32) * b_gamma))
+    s_out.index(K_FORWARD).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_gamma))
+    s_out.index(K_BACK).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_to_end * b_last[:, None]))
 
 
 @gluon.jit
@@ -124,11 +143,12 @@ def _border_products(
     b_column = gl.arange(0, C, gl.SliceLayout(0, Q))[None, :]
     b_A = gl.where(b_row == b_column, b_diagonal[:, None], 0.0)
     b_G = gl.zeros([C, C], gl.float32, Q)
-    b_sums = span_sums(b_high, b_low, s_M.index(2), K, C)
+    b_sums = span_sums(b_high, b_low, s_M.index(BORDERS), K, C)
     for shift in range(LEVELS):
         b_decay = gl.exp2(warpgroup_mma_wait(0, deps=[b_sums]))
-        b_sums = span_sums(b_high, b_low, s_M.index(2 + gl.minimum(shift + 1, LEVELS - 1)), K, C)
-        s_query, s_key = s_out.index(shift % 2 * 2), s_out.index(shift % 2 * 2 + 1)
+        b_sums = span_sums(b_high, b_low, s_M.index(BORDERS + gl.minimum(shift + 1, LEVELS - 1)), K, C)
+        turn = shift % TURNS * PAIR
+        s_query, s_key = s_out.index(turn + QUERY), s_out.index(turn + KEY)
         s_query.permute((1, 0)).store(rounded(b_q.to(gl.float32) * b_decay))
         s_key.permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_decay))
         gl.thread_barrier()  # this border's tiles are written, and the last but one's used up
@@ -155,11 +175,11 @@ def _run(
     by_token: gl.constexpr = gl.SliceLayout(0, P)
     by_channel: gl.constexpr = gl.SliceLayout(1, P)
     by_row: gl.constexpr = gl.SliceLayout(1, R)
-    TILES: gl.constexpr = 4 if BOUNDED else 3
+    TILES: gl.constexpr = NUM_KEYS if BOUNDED else NUM_KEYS - 1  # without forward
     b_from = gl.arange(0, C, gl.SliceLayout(1, Q))[:, None]
     b_to = gl.arange(0, C, gl.SliceLayout(0, Q))[None, :]
     if BOUNDED:
-        s_M.index(0).store(gl.where(b_from <= b_to, 1.0, 0.0).to(DT))
+        s_M.index(THROUGH).store(gl.where(b_from <= b_to, 1.0, 0.0).to(DT))
     else:
         store_spans(s_M, b_from, b_to, LEVELS)
     fence_async_shared()
@@ -191,20 +211,20 @@ def _run(
             b_negative = b_negative & (b_token < num)
         b_high = rounded(b_log)
         b_low = rest(b_log, b_high)
-        b_cum = span_sums(b_high, b_low, s_M.index(0), K, C)
-        b_count = times(gl.where(b_negative, 1.0, 0.0).to(DT), s_M.index(0), K, C)
+        b_cum = span_sums(b_high, b_low, s_M.index(THROUGH), K, C)
+        b_count = times(gl.where(b_negative, 1.0, 0.0).to(DT), s_M.index(THROUGH), K, C)
 
         # the norms and the learning rate
-        b_q = s_in.index(slot * 2).load(R).to(gl.float32)
-        b_k = s_in.index(slot * 2 + 1).load(R).to(gl.float32)
+        b_q = s_in.index(slot * PAIR + QUERY).load(R).to(gl.float32)
+        b_k = s_in.index(slot * PAIR + KEY).load(R).to(gl.float32)
         if PLACES != "whole":
             b_q, b_k = gl.where((b_row < num)[:, None], b_q, 0.0), gl.where((b_row < num)[:, None], b_k, 0.0)
         b_inverse, b_power, b_norm2 = _used_norms(b_q, b_k, NORMALIZE)
-        s_lines.index(0).store(b_inverse * scale)
-        s_lines.index(1).store(b_power)
+        s_lines.index(Q_LENGTH).store(b_inverse * scale)
+        s_lines.index(K_POWER).store(b_power)
         if not BOUNDED:
             b_q = rounded(b_q * (b_inverse * scale)[:, None]).to(gl.float32)
-            s_lines.index(2).store(gl.sum(b_q * b_k, 1) * b_power)
+            s_lines.index(DIAGONAL).store(gl.sum(b_q * b_k, 1) * b_power)
         b_rho = learning_rate(b_beta, BETA_RANGE) / b_norm2
         if PLACES != "whole":
             b_rho = gl.where(b_row < num, b_rho, 0.0)
@@ -217,8 +237,10 @@ def _run(
 
         # queries and keys with their decays
         b_cum, b_count = warpgroup_mma_wait(0, deps=[b_cum, b_count])
-        b_q = s_in.index(slot * 2).permute((1, 0)).load(P).to(gl.float32) * s_lines.index(0).load(by_token)[None, :]
-        b_k = s_in.index(slot * 2 + 1).permute((1, 0)).load(P).to(gl.float32) * s_lines.index(1).load(by_token)[None, :]
+        b_q = s_in.index(slot * PAIR + QUERY).permute((1, 0)).load(P).to(gl.float32)
+        b_q *= s_lines.index(Q_LENGTH).load(by_token)[None, :]
+        b_k = s_in.index(slot * PAIR + KEY).permute((1, 0)).load(P).to(gl.float32)
+        b_k *= s_lines.index(K_POWER).load(by_token)[None, :]
         if PLACES != "whole":
             b_q, b_k = gl.where(b_token < num, b_q, 0.0), gl.where(b_token < num, b_k, 0.0)
         o_slot = gl.cast(item, gl.int64) * K + b_channel
@@ -230,22 +252,22 @@ def _run(
                 b_sign = gl.where(b_count.to(gl.int32) % 2 == 1, -1.0, 1.0)
                 b_q, b_k = b_q * b_sign, b_k * b_sign  # a pair's sign is the product of both
                 b_last = gl.sum(gl.where(b_token == C - 1, b_sign, 0.0), 1)
-            b_diagonal = s_lines.index(2).load(gl.SliceLayout(1, Q))
+            b_diagonal = s_lines.index(DIAGONAL).load(gl.SliceLayout(1, Q))
             b_q, b_k = rounded(b_q), rounded(b_k)  # a key in bfloat16 times a power of two is as it was
             b_gamma = gl.exp2(b_cum)
             b_A, b_G = _border_products(b_q, b_k, b_high, b_low, b_diagonal, s_out, s_M, Q, C, LEVELS)
-            b_to_end = gl.exp2(warpgroup_mma_wait(0, deps=[span_sums(b_high, b_low, s_M.index(1), K, C)]))
+            b_to_end = gl.exp2(warpgroup_mma_wait(0, deps=[span_sums(b_high, b_low, s_M.index(AFTER), K, C)]))
             gl.thread_barrier()  # the borders' tiles are used up
             _unbounded_tiles(b_q, b_k, b_gamma, b_to_end, b_last, s_out, p_start, p_end, o_slot, C)
         fence_async_shared()
         gl.thread_barrier()  # the tiles are written, and q, k and g used up
-        mbarrier.arrive(free.index(slot), count=1)
+        mbarrier.arrive(free.index(slot), count=USED_ARRIVE)
         for i in gl.static_range(TILES):
             tma.async_copy_shared_to_global(t_keys, [i * ROWS + row, i_hv * K], s_out.index(i))
 
         # the products of tokens with tokens
         if BOUNDED:
-            b_A, b_G = _pair_products(s_out.index(0), (s_out.index(2), s_out.index(1)), Q, C)
+            b_A, b_G = _pair_products(s_out.index(Q_FORWARD), (s_out.index(K_BACK), s_out.index(K_FORWARD)), Q, C)
         o_A = ((row + b_from).to(gl.int64) * HV + i_hv) * C + b_to
         gl.store(p_A + o_A, gl.where(b_from >= b_to, b_A, 0.0).to(DT))
         gl.store(p_G + o_A, gl.where(b_from > b_to, b_G, 0.0))
@@ -291,11 +313,11 @@ def hopper_intra_kernel(
     PLACES: gl.constexpr,  # "whole", "ragged" (T is no multiple of C) or "packed"
 ):
     """What of a chunk does not depend on the state."""
-    ready, free = barriers(STAGES, 1)
-    s_in, s_g, s_out = room(STAGES * 2, C, K), room(STAGES, C, K, t_g.dtype), room(4, C, K)
+    ready, free = barriers(STAGES, TILES_ARRIVE)
+    s_in, s_g, s_out = room(STAGES * PAIR, C, K), room(STAGES, C, K, t_g.dtype), room(NUM_KEYS, C, K)
     GATE_BYTES: gl.constexpr = t_g.dtype.primitive_bitwidth // 8
-    s_M = room(1 if BOUNDED else 2 + LEVELS, C, C)
-    s_lines = gl.allocate_shared_memory(gl.float32, [3, C], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    s_M = room(1 if BOUNDED else BORDERS + LEVELS, C, C)
+    s_lines = lines(LINES, C)
     gl.warp_specialize(
         [
             (
@@ -311,6 +333,6 @@ def hopper_intra_kernel(
                 (t_q, t_k, t_g, p_starts, p_ends, s_in, s_g, ready, free, num_chunks, T, NC, H, HV, K, C, GATE_BYTES, PLACES),
             ),
         ],
-        [1],
-        [24],
+        [FETCH_WARPS],
+        [FETCH_REGISTERS],
     )  # fmt: skip

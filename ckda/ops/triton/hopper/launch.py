@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ckda.ops.triton.hopper import BV, tried
+from ckda.ops.triton.hopper import BV, WARP_ROWS, tried
 from ckda.ops.triton.launch import Launch, aligned, contiguous, gate_arguments
 from ckda.ops.triton.plan import Passed, Work, gradient_outputs
 from ckda.ops.triton.portable import launch as portable
@@ -22,6 +22,8 @@ if tried():
 
 __all__ = ["gradients", "intra", "reverse", "states"]
 
+INTRA_REGISTERS, SUMMARY_REGISTERS = 80, 128  # a thread, so that two programs fit on a multiprocessor
+PASS_WARPS = BV // WARP_ROWS
 GATE_ARGUMENTS = (
     *(
         "p_beta",
@@ -102,7 +104,7 @@ def intra(w: Work, G: Tensor) -> Launch:
         }
     )
     programs = min(p.slots * p.HV, 2 * _multiprocessors(call.v.device))
-    return Launch(hopper_intra_kernel, (programs,), arguments, num_warps=p.K // 16, maxnreg=80)
+    return Launch(hopper_intra_kernel, (programs,), arguments, num_warps=p.K // WARP_ROWS, maxnreg=INTRA_REGISTERS)
 
 
 def _pass_arguments(w: Work, segments: range) -> dict[str, Any]:
@@ -153,7 +155,8 @@ def states(
         "STAGES": 3 if outputs else 2,
     }
     grid = (V // BV * p.HV * p.N * len(segments),)
-    return Launch(hopper_state_kernel, grid, arguments, num_warps=4, maxnreg=None if outputs else 128)
+    maxnreg = None if outputs else SUMMARY_REGISTERS
+    return Launch(hopper_state_kernel, grid, arguments, num_warps=PASS_WARPS, maxnreg=maxnreg)
 
 
 def reverse(
@@ -175,7 +178,8 @@ def reverse(
         "SUMMARY": passed is None,
         "STAGES": 3,
     }
-    return Launch(hopper_reverse_kernel, (p.V // BV * p.HV * p.N * len(segments),), arguments, num_warps=4)
+    grid = (p.V // BV * p.HV * p.N * len(segments),)
+    return Launch(hopper_reverse_kernel, grid, arguments, num_warps=PASS_WARPS)
 
 
 def gradients(w: Work, o: Tensor, do: Tensor, passed: Passed) -> tuple[list[Launch], dict[str, Any]]:
@@ -221,4 +225,4 @@ def gradients(w: Work, o: Tensor, do: Tensor, passed: Passed) -> tuple[list[Laun
         }
     )
     programs = min(p.slots * p.HV, _multiprocessors(do.device))
-    return [Launch(hopper_gradient_kernel, (programs,), arguments, num_warps=p.K // 16)], out
+    return [Launch(hopper_gradient_kernel, (programs,), arguments, num_warps=p.K // WARP_ROWS)], out

@@ -20,11 +20,39 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ckda.ops.triton.hopper.tile import barriers, left_operand, plus, product, rest, room, rounded, times
+from ckda.ops.triton.hopper import BV as VALUE_COLUMNS
+from ckda.ops.triton.hopper.tile import (
+    DT_BYTES,
+    FETCH_REGISTERS,
+    FETCH_WARPS,
+    K_BACK,
+    K_FORWARD,
+    LINES_ARRIVE,
+    Q_FORWARD,
+    SOLVER,
+    SOLVER_LOW,
+    SOLVER_REST,
+    USED_ARRIVE,
+    A,
+    barriers,
+    fetch_layout,
+    left_operand,
+    lines,
+    plus,
+    product,
+    rest,
+    room,
+    room_for_one,
+    rounded,
+    times,
+)
 
 __all__ = ["hopper_reverse_kernel", "hopper_state_kernel"]
 
-BV = gl.constexpr(64)  # the value columns of one program, as in launch.py
+BV = gl.constexpr(VALUE_COLUMNS)
+# lines of a chunk that are fetched beside its tiles: of its tokens, of its channels
+RHO, NORM2, SCALARS = (gl.constexpr(i) for i in range(3))
+DECAY, NEXT, DECAYS = (gl.constexpr(i) for i in range(3))
 
 
 @gluon.jit
@@ -97,7 +125,7 @@ def _fetch(
 ):  # fmt: skip
     """One warp that fetches the chunks in order: their tiles, rho and |k|^2 of their tokens, their decay, and where BOUNDED that of
     the next chunk."""
-    LINE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    LINE: gl.constexpr = fetch_layout()
     b_token = gl.arange(0, C, LINE) * HV + i_hv
     b_channel = gl.arange(0, K, LINE) + i_hv * K
     for step in range(num):
@@ -109,27 +137,19 @@ def _fetch(
         mbarrier.wait(free.index(slot), ((step // STAGES) & 1) ^ 1)
         mbarrier.expect(bar, BYTES)
         for n in gl.static_range(len(tiles)):
-            row, column = tiles[n][1] + chunk * C, tiles[n][2]
-            tma.async_copy_global_to_shared(tiles[n][0], [row, column], bar, tiles[n][3].index(slot))
+            t_x, row, column, s_x = tiles[n]
+            tma.async_copy_global_to_shared(t_x, [row + chunk * C, column], bar, s_x.index(slot))
         o_line = chunk.to(gl.int64) * (C * HV)
-        async_copy.async_copy_global_to_shared(s_scalars.index(slot * 2), p_rho + o_line + b_token)
-        async_copy.async_copy_global_to_shared(s_scalars.index(slot * 2 + 1), p_norm2 + o_line + b_token)
+        async_copy.async_copy_global_to_shared(s_scalars.index(slot * SCALARS + RHO), p_rho + o_line + b_token)
+        async_copy.async_copy_global_to_shared(s_scalars.index(slot * SCALARS + NORM2), p_norm2 + o_line + b_token)
         async_copy.async_copy_global_to_shared(
-            s_decays.index(slot * 2), p_decay + chunk.to(gl.int64) * (HV * K) + b_channel
+            s_decays.index(slot * DECAYS + DECAY), p_decay + chunk.to(gl.int64) * (HV * K) + b_channel
         )
         if BOUNDED:
             async_copy.async_copy_global_to_shared(
-                s_decays.index(slot * 2 + 1), p_next + following.to(gl.int64) * (HV * K) + b_channel
+                s_decays.index(slot * DECAYS + NEXT), p_next + following.to(gl.int64) * (HV * K) + b_channel
             )
         async_copy.mbarrier_arrive(bar, increment_count=False)
-
-
-@gluon.jit
-def _lines(STAGES: gl.constexpr, K: gl.constexpr, C: gl.constexpr):
-    """Room for what `_fetch` brings beside the tiles."""
-    LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    s_scalars = gl.allocate_shared_memory(gl.float32, [STAGES * 2, C], LINE)
-    return s_scalars, gl.allocate_shared_memory(gl.float32, [STAGES * 2, K], LINE)
 
 
 @gluon.jit
@@ -171,9 +191,9 @@ def _run_states(
             tma.store_wait(0)
             gl.thread_barrier()  # the state is written, and the last chunk's y and o have left
             tma.async_copy_shared_to_global(t_states, [((first + step) * HV + i_hv) * V + i_v * BV, 0], s_S)
-        b_rho = s_scalars.index(slot * 2).load(by_token)
+        b_rho = s_scalars.index(slot * SCALARS + RHO).load(by_token)
         if VALUES:
-            b_length = gl.sqrt(s_scalars.index(slot * 2 + 1).load(by_token))
+            b_length = gl.sqrt(s_scalars.index(slot * SCALARS + NORM2).load(by_token))
             b_v = s_v.index(slot).permute((1, 0)).load(product(BV, C)).to(gl.float32)
         b_r = -warpgroup_mma_wait(1 if OUTPUTS else 0, deps=[b_r])
         if VALUES:
@@ -200,10 +220,10 @@ def _run_states(
             gl.thread_barrier()
             tma.async_copy_shared_to_global(t_y, [row, column], s_y)
             tma.async_copy_shared_to_global(t_y, [ROWS + row, column], s_y_low)
-        b_end = s_decays.index(slot * 2).load(by_channel)
+        b_end = s_decays.index(slot * DECAYS + DECAY).load(by_channel)
         b_next = b_end
         if BOUNDED:
-            b_next = gl.where(step + 1 < num, s_decays.index(slot * 2 + 1).load(by_channel), 1.0)
+            b_next = gl.where(step + 1 < num, s_decays.index(slot * DECAYS + NEXT).load(by_channel), 1.0)
         if OUTPUTS:
             b_Au = warpgroup_mma_wait(0, deps=[b_Au])
             b_o += b_Au
@@ -215,7 +235,7 @@ def _run_states(
             tma.store_wait(2)
         b_added = warpgroup_mma_wait(0, deps=[b_added])
         gl.thread_barrier()  # all are done with this chunk's tiles, o is written, and the state has left
-        mbarrier.arrive(free.index(slot), count=1)
+        mbarrier.arrive(free.index(slot), count=USED_ARRIVE)
         if OUTPUTS:
             _send(t_o, s_o, token, column, left, C, PLACES)
         if BOUNDED:  # noqa: SIM108
@@ -267,16 +287,16 @@ def hopper_state_kernel(
         p_cu_seqlens, p_first, T, NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS, HV, V, C, PLACES
     )
     behind = begin - first * C  # from a chunk's place among whole ones to that of its first token
-    ready, free = barriers(STAGES, 33)  # the accelerator's bytes, and the copies of 32 threads
-    s_scalars, s_decays = _lines(STAGES, K, C)
+    ready, free = barriers(STAGES, LINES_ARRIVE)
+    s_scalars, s_decays = lines(STAGES * SCALARS, C), lines(STAGES * DECAYS, K)
     s_k_forward, s_k_back = room(STAGES, C, K), room(STAGES, C, K)
     s_solver, s_solver_low, s_solver_rest = room(STAGES, C, C), room(STAGES, C, C), room(STAGES, C, C)
     tiles = (
-        (t_keys, ROWS, i_hv * K, s_k_forward),
-        (t_squares, 3 * ROWS, i_hv * C, s_solver_rest),
-        (t_squares, 2 * ROWS, i_hv * C, s_solver_low),
-        (t_squares, ROWS, i_hv * C, s_solver),
-        (t_keys, 2 * ROWS, i_hv * K, s_k_back),
+        (t_keys, K_FORWARD * ROWS, i_hv * K, s_k_forward),
+        (t_squares, SOLVER_REST * ROWS, i_hv * C, s_solver_rest),
+        (t_squares, SOLVER_LOW * ROWS, i_hv * C, s_solver_low),
+        (t_squares, SOLVER * ROWS, i_hv * C, s_solver),
+        (t_keys, K_BACK * ROWS, i_hv * K, s_k_back),
     )
     s_v, s_q_forward, s_A, s_S, s_y, s_y_low, s_o = s_k_back, s_k_back, s_k_back, s_k_back, s_k_back, s_k_back, s_k_back
     if SUMMARY != "transition":
@@ -284,9 +304,9 @@ def hopper_state_kernel(
         tiles = tiles + ((t_v, behind, i_hv * V + i_v * BV, s_v),)  # type: ignore[assignment]  # noqa: RUF005
     if SUMMARY == "none":
         s_q_forward, s_A = room(STAGES, C, K), room(STAGES, C, C)
-        tiles = tiles + ((t_keys, 0, i_hv * K, s_q_forward), (t_squares, 0, i_hv * C, s_A))  # type: ignore[assignment]  # noqa: RUF005
-        s_S = room(1, BV, K).index(0)
-        s_y, s_y_low, s_o = room(1, C, BV).index(0), room(1, C, BV).index(0), room(1, C, BV).index(0)
+        tiles = tiles + ((t_keys, Q_FORWARD * ROWS, i_hv * K, s_q_forward), (t_squares, A * ROWS, i_hv * C, s_A))  # type: ignore[assignment]  # noqa: RUF005
+        s_S = room_for_one(BV, K)
+        s_y, s_y_low, s_o = room_for_one(C, BV), room_for_one(C, BV), room_for_one(C, BV)
     more: gl.constexpr = 1 if SUMMARY == "none" else 0
     columns: gl.constexpr = (2 + more) * K + (3 + more) * C + (0 if SUMMARY == "transition" else BV)
     gl.warp_specialize(
@@ -305,12 +325,12 @@ def hopper_state_kernel(
                 _fetch,
                 (
                     tiles, p_rho, p_norm2, p_end, p_start, s_scalars, s_decays, ready, free, first, num, i_hv,
-                    HV, K, C, 2 * C * columns, STAGES, False, BOUNDED,
+                    HV, K, C, DT_BYTES * C * columns, STAGES, False, BOUNDED,
                 ),
             ),
         ],
-        [1],
-        [24],
+        [FETCH_WARPS],
+        [FETCH_REGISTERS],
     )  # fmt: skip
 
 
@@ -355,14 +375,14 @@ def _run_gradients(
             tma.store_wait(0)
             gl.thread_barrier()  # dS is written, and the last chunk's dv has left
             tma.async_copy_shared_to_global(t_dstates, [(chunk * HV + i_hv) * V + i_v * BV, 0], s_dS)
-        b_rho = s_scalars.index(slot * 2).load(by_token)
-        b_length = gl.sqrt(s_scalars.index(slot * 2 + 1).load(by_token))
+        b_rho = s_scalars.index(slot * SCALARS + RHO).load(by_token)
+        b_length = gl.sqrt(s_scalars.index(slot * SCALARS + NORM2).load(by_token))
         b_du, b_Ado = warpgroup_mma_wait(1, deps=[b_du, b_Ado])
         b_du = (b_Ado + b_du) * b_rho[None, :]
         b_dr = _times_solver(b_du, s_solver.index(slot), s_solver_low.index(slot), s_solver_rest.index(slot), C)
         b_added = warpgroup_mma_wait(4, deps=[b_added])
         if not BOUNDED:
-            b_dS *= s_decays.index(slot * 2).load(by_channel)[None, :]
+            b_dS *= s_decays.index(slot * DECAYS + DECAY).load(by_channel)[None, :]
         b_dS += b_added
         b_dr = warpgroup_mma_wait(0, deps=[b_dr])
         s_kf = s_k_forward.index(slot)
@@ -377,11 +397,11 @@ def _run_gradients(
             fence_async_shared()
             tma.store_wait(0)
         if BOUNDED:
-            b_decay = s_decays.index(slot * 2).load(by_channel)
-            b_next = gl.where(step + 1 < num, s_decays.index(slot * 2 + 1).load(by_channel), 1.0)
+            b_decay = s_decays.index(slot * DECAYS + DECAY).load(by_channel)
+            b_next = gl.where(step + 1 < num, s_decays.index(slot * DECAYS + NEXT).load(by_channel), 1.0)
         b_taken = warpgroup_mma_wait(0, deps=[b_taken])
         gl.thread_barrier()  # all are done with this chunk's tiles, dv is written, and dS has left
-        mbarrier.arrive(free.index(slot), count=1)
+        mbarrier.arrive(free.index(slot), count=USED_ARRIVE)
         if not SUMMARY:
             _send(t_dv, s_dv, token, column, left, C, PLACES)
         b_dS -= b_taken
@@ -431,23 +451,23 @@ def hopper_reverse_kernel(
         p_cu_seqlens, p_first, T, NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS, HV, V, C, PLACES
     )
     behind = begin - first * C  # from a chunk's place among whole ones to that of its first token
-    ready, free = barriers(STAGES, 33)  # the accelerator's bytes, and the copies of 32 threads
-    s_scalars, s_decays = _lines(STAGES, K, C)
+    ready, free = barriers(STAGES, LINES_ARRIVE)
+    s_scalars, s_decays = lines(STAGES * SCALARS, C), lines(STAGES * DECAYS, K)
     s_k_forward, s_k_back, s_q_forward = room(STAGES, C, K), room(STAGES, C, K), room(STAGES, C, K)
     s_solver, s_solver_low, s_solver_rest = room(STAGES, C, C), room(STAGES, C, C), room(STAGES, C, C)
     s_A, s_do = room(STAGES, C, C), room(STAGES, C, BV)
     s_dS, s_dv = s_k_back, s_do  # not used where SUMMARY
     if not SUMMARY:
-        s_dS, s_dv = room(1, BV, K).index(0), room(1, C, BV).index(0)
+        s_dS, s_dv = room_for_one(BV, K), room_for_one(C, BV)
     tiles = (
         (t_do, behind, i_hv * V + i_v * BV, s_do),
-        (t_keys, 2 * ROWS, i_hv * K, s_k_back),
-        (t_squares, 0, i_hv * C, s_A),
-        (t_keys, 0, i_hv * K, s_q_forward),
-        (t_squares, 3 * ROWS, i_hv * C, s_solver_rest),
-        (t_squares, 2 * ROWS, i_hv * C, s_solver_low),
-        (t_squares, ROWS, i_hv * C, s_solver),
-        (t_keys, ROWS, i_hv * K, s_k_forward),
+        (t_keys, K_BACK * ROWS, i_hv * K, s_k_back),
+        (t_squares, A * ROWS, i_hv * C, s_A),
+        (t_keys, Q_FORWARD * ROWS, i_hv * K, s_q_forward),
+        (t_squares, SOLVER_REST * ROWS, i_hv * C, s_solver_rest),
+        (t_squares, SOLVER_LOW * ROWS, i_hv * C, s_solver_low),
+        (t_squares, SOLVER * ROWS, i_hv * C, s_solver),
+        (t_keys, K_FORWARD * ROWS, i_hv * K, s_k_forward),
     )
     gl.warp_specialize(
         [
@@ -465,10 +485,10 @@ def hopper_reverse_kernel(
                 _fetch,
                 (
                     tiles, p_rho, p_norm2, p_start if BOUNDED else p_end, p_end, s_scalars, s_decays, ready, free, first, num, i_hv,
-                    HV, K, C, 2 * C * (3 * K + 4 * C + BV), STAGES, True, BOUNDED,
+                    HV, K, C, DT_BYTES * C * (3 * K + 4 * C + BV), STAGES, True, BOUNDED,
                 ),
             ),
         ],
-        [1],
-        [24],
+        [FETCH_WARPS],
+        [FETCH_REGISTERS],
     )  # fmt: skip

@@ -4,20 +4,43 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
 
+from ckda.ops.triton.hopper import WARP_ROWS
+
 __all__ = [
+    "AFTER",
+    "BORDERS",
     "DT",
+    "DT_BYTES",
+    "FETCH_REGISTERS",
+    "FETCH_WARPS",
+    "FORWARD",
+    "K_BACK",
+    "K_FORWARD",
+    "LINES_ARRIVE",
+    "NUM_KEYS",
+    "Q_FORWARD",
+    "SOLVER",
+    "SOLVER_LOW",
+    "SOLVER_REST",
+    "THROUGH",
+    "TILES_ARRIVE",
+    "USED_ARRIVE",
+    "A",
     "across_border",
     "barriers",
     "by_pairs",
     "by_rows",
     "chunk_place",
+    "fetch_layout",
     "given_signs",
     "head_gate",
     "left_operand",
+    "lines",
     "plus",
     "product",
     "rest",
     "room",
+    "room_for_one",
     "rounded",
     "span_sums",
     "store_spans",
@@ -26,6 +49,17 @@ __all__ = [
 ]
 
 DT = gl.constexpr(gl.bfloat16)
+DT_BYTES = gl.constexpr(2)
+# parts of t_keys and t_squares, each of ROWS rows: KEYS and SQUARES of ckda/ops/triton/plan.py
+Q_FORWARD, K_FORWARD, K_BACK, FORWARD, NUM_KEYS = (gl.constexpr(i) for i in range(5))
+A, SOLVER, SOLVER_LOW, SOLVER_REST = (gl.constexpr(i) for i in range(4))
+# the matrices of `store_spans`: logs through a token, after it, and from here on a matrix for the borders of each level
+THROUGH, AFTER, BORDERS = (gl.constexpr(i) for i in range(3))
+FETCH_WARPS = gl.constexpr(1)  # that fetch the tiles ahead, beside those that compute
+FETCH_REGISTERS = gl.constexpr(24)  # a thread of theirs, the least there is: the others get the rest
+# arrivals that a barrier waits for: the accelerator's bytes are one; where lines come too, so are the copies of 32 threads
+TILES_ARRIVE, LINES_ARRIVE = gl.constexpr(1), gl.constexpr(33)
+USED_ARRIVE = gl.constexpr(1)  # that tiles are used up is said once
 
 
 @gluon.constexpr_function
@@ -36,8 +70,10 @@ def tile_layout(rows, columns, dtype=gl.bfloat16):
 
 @gluon.constexpr_function
 def product(rows, columns):
-    """The layout of a product [rows, columns], 16 rows a warp."""
-    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[rows // 16, 1], instr_shape=[16, columns, 16])
+    """The layout of a product [rows, columns], WARP_ROWS rows a warp."""
+    return gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[rows // WARP_ROWS, 1], instr_shape=[16, columns, 16]
+    )
 
 
 @gluon.constexpr_function
@@ -49,13 +85,19 @@ def left_operand(rows, columns):
 @gluon.constexpr_function
 def by_pairs(K):
     """The layout of a product of tokens with tokens [C, C]: too small for Hopper's instruction."""
-    return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[2, K // 32], instr_shape=[16, 8])
+    return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[2, K // WARP_ROWS // 2], instr_shape=[16, 8])
 
 
 @gluon.constexpr_function
 def by_rows(K, V):
     """The layout of a tile [C, V] whose rows are summed: every row within a warp."""
-    return gl.BlockedLayout([1, V * 16 // K], [512 // K, K // 16], [K // 16, 1], [1, 0])
+    return gl.BlockedLayout([1, V * 16 // K], [512 // K, K // 16], [K // WARP_ROWS, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def fetch_layout():
+    """The layout of a line in the warp that fetches."""
+    return gl.BlockedLayout([1], [32], [FETCH_WARPS.value], [0])
 
 
 @gluon.jit
@@ -93,17 +135,29 @@ def room(n: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr, dtype: gl.c
 
 
 @gluon.jit
+def room_for_one(rows: gl.constexpr, columns: gl.constexpr, dtype: gl.constexpr = DT):
+    """Room for one tile."""
+    return room(1, rows, columns, dtype).index(0)
+
+
+@gluon.jit
+def lines(n: gl.constexpr, length: gl.constexpr):
+    """Room for n lines of float32: one number a token, or a channel."""
+    return gl.allocate_shared_memory(gl.float32, [n, length], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+
+
+@gluon.jit
 def store_spans(s_M, b_from, b_to, LEVELS: gl.constexpr):
     """The matrices [C, C] by which logs are summed: through token i, after it, and to or from the borders of halves of 2^n tokens.
 
     See `chunk_decay` and `border_decay` in ckda/ops/triton/tile.py.
     """
-    s_M.index(0).store(gl.where(b_from <= b_to, 1.0, 0.0).to(DT))
-    s_M.index(1).store(gl.where(b_from > b_to, 1.0, 0.0).to(DT))
+    s_M.index(THROUGH).store(gl.where(b_from <= b_to, 1.0, 0.0).to(DT))
+    s_M.index(AFTER).store(gl.where(b_from > b_to, 1.0, 0.0).to(DT))
     for shift in gl.static_range(LEVELS):
         m_right = (b_to >> shift) % 2 == 1
         m_between = ((b_from >> shift) == (b_to >> shift)) & (m_right == (b_from <= b_to))
-        s_M.index(2 + shift).store(gl.where(m_between, 1.0, 0.0).to(DT))
+        s_M.index(BORDERS + shift).store(gl.where(m_between, 1.0, 0.0).to(DT))
 
 
 @gluon.jit
@@ -152,7 +206,7 @@ def barriers(STAGES: gl.constexpr, ARRIVALS: gl.constexpr):
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for s in gl.static_range(STAGES):
         mbarrier.init(ready.index(s), count=ARRIVALS)
-        mbarrier.init(free.index(s), count=1)
+        mbarrier.init(free.index(s), count=USED_ARRIVE)
     fence_async_shared()
     return ready, free
 
