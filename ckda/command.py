@@ -20,6 +20,7 @@ __all__ = [
     "pick_device",
     "pick_names",
     "positive",
+    "seconds",
 ]
 
 
@@ -62,6 +63,14 @@ def positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value
+
+
+def seconds(text: str) -> float:
+    """A time from 0 seconds on, as a type of an option."""
+    value = float(text)
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"{value} is not at least 0 seconds")
     return value
 
 

@@ -303,7 +303,11 @@ def _tokenizer_for(
         size = options.tokenizer.removeprefix("train:")
         if not size.isdigit():
             raise ValueError(f"the tokenizer is {options.tokenizer!r}; it may be train:SIZE, as train:32768")
+        asked = out / "tokenizer.size"  # as asked for: a small text may give fewer
+        if place.is_file() and asked.is_file() and asked.read_text() != size:
+            raise ValueError(f"{place} was trained for {asked.read_text()} entries, not {size}; give another --out")
         if not place.is_file():
+            write_text(asked, size)
             texts = _sample(files, options.field)
             trained = _watched(lambda: train_tokenizer(texts, int(size)), "training the tokenizer", say, stop)
             write_text(place, trained.to_str())

@@ -65,6 +65,7 @@ def _add_compile_arguments(action: argparse.ArgumentParser) -> None:
     action.add_argument(
         "source", metavar="FILE|NAME", help="a JSON file (docs/theory.md), or a group such as A5 or SL(2,3)"
     )
+    action.add_argument("--fresh", action="store_true", help="write the machine in the place of another")
     action.add_argument("--out", default="runs/theory/machine", help="folder of the machine (default: %(default)s)")
     action.add_argument(
         "--letters", choices=("generators", "all"), default="generators", help="of a group (default: %(default)s)"
@@ -114,8 +115,10 @@ def _compile(args: argparse.Namespace) -> int:
     except NoRealisation as none:
         print(json.dumps({"answer": none.kind, "reason": str(none)}) if args.json else f"{none.kind}: {none}")
         return 1
-    folder = machine.save(args.out)
     config = machine.config
+    if not args.fresh:
+        _refuse_another(Path(args.out), config["name"])
+    folder = machine.save(args.out)
     if args.json:
         shown = ("name", "kind", "theorem", "realisation", "layers", "heads", "beta", "lookup", "letters")
         print(json.dumps({key: config[key] for key in shown} | {"checked": machine.checked, "folder": str(folder)}))
@@ -128,6 +131,16 @@ def _compile(args: argparse.Namespace) -> int:
         print(f"  {name}: {text}")
     print(f"written: {folder} (check it with: python {folder}/checker.py {folder}/certificate.json)")
     return 0
+
+
+def _refuse_another(folder: Path, name: str) -> None:
+    """Another machine in that folder is not replaced unasked."""
+    place = folder / "machine.json"
+    there = read_json(place).get("name") if place.exists() else name
+    if there != name:
+        raise SystemExit(
+            f"{folder} holds the machine {there}; give another --out, or --fresh to write {name} in its place"
+        )
 
 
 def _run(args: argparse.Namespace) -> int:

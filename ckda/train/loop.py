@@ -126,7 +126,9 @@ def _resume(name: str, ensemble: Ensemble, path: Path) -> None:
             ensemble.load(path)
             print(f"resuming {name} at update {ensemble.step}", file=sys.stderr)
         except ValueError as error:
-            print(f"starting {name} anew: {error}", file=sys.stderr)
+            raise SystemExit(
+                f"{error}. It stays as it is: give another --out, or --fresh to train {name} anew in its place"
+            ) from error
 
 
 def _look(ensemble: Ensemble) -> None:

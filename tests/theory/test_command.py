@@ -215,3 +215,14 @@ def test_table_writes_both_tables(tmp_path, monkeypatch, capsys):
     data = json.loads((tmp_path / "tables.json").read_text())
     assert [t["label"] for t in data["tables"]] == ["tab:theory-summary", "tab:recurrence-spectrum"]
     assert (tmp_path / "tables.md").read_text().count("|---") > 8
+
+
+def test_another_machine_is_not_replaced_unasked(tmp_path, capsys):
+    out = ["--out", str(tmp_path / "machine")]
+    assert main(["theory", "compile", "Z3", *out]) == 0
+    assert main(["theory", "compile", "Z3", *out]) == 0
+    before = (tmp_path / "machine/machine.json").read_bytes()
+    with pytest.raises(SystemExit, match=r"holds the machine Z3.*--fresh"):
+        main(["theory", "compile", "Z2", *out])
+    assert (tmp_path / "machine/machine.json").read_bytes() == before
+    assert main(["theory", "compile", "Z2", "--fresh", *out]) == 0

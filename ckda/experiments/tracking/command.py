@@ -6,7 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ckda.command import add_common_arguments, add_run_arguments, make_folder, pick_device, pick_names, positive
+from ckda.command import (
+    add_common_arguments,
+    add_run_arguments,
+    make_folder,
+    pick_device,
+    pick_names,
+    positive,
+    seconds,
+)
 from ckda.experiments.common.recipes import steps_word
 from ckda.experiments.tracking.recipes import RECIPES
 from ckda.experiments.tracking.report import print_result, write_report
@@ -71,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--yes", action="store_true", help="go on even if it takes more than a day and no terminal is there"
     )
-    parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="then stop with a checkpoint, status 3")
+    parser.add_argument("--time-limit", type=seconds, metavar="SECONDS", help="then stop with a checkpoint, status 3")
 
 
 def run_command(args: argparse.Namespace) -> int:

@@ -67,6 +67,8 @@ def extrapolation_figure(scores: Mapping[str, Mapping[int, float]], trained_to: 
 
 def published(run: TrackRun) -> tuple[float, float, float] | None:
     """What the paper has for a run of ``ckda track``, if it does: where it is the protocol, or shorter, or its theory start."""
+    if run.is_smoke:
+        return None
     named = [word for word in run.recipe_now.split("+") if word.partition("=")[0] not in SHORTER]
     return PUBLISHED.get(run.group, {}).get("+".join([run.mixer, *named]))
 

@@ -32,6 +32,11 @@ def _columns(result: TrackResult) -> list[int]:
     return wanted or sorted(lengths)
 
 
+def middle_length(result: TrackResult) -> int:
+    """The longest length up to 512 that the table has: where all seeds are listed."""
+    return max((n for n in _columns(result) if n <= 512), default=0)
+
+
 def table(result: TrackResult) -> tuple[list[str], list[list[str]]]:
     """Head and rows: the best seed's scores beside the published ones, and the other seeds at the longest length."""
     lengths = _columns(result)
@@ -43,15 +48,12 @@ def table(result: TrackResult) -> tuple[list[str], list[list[str]]]:
         spread = " ".join(f"{v:.2f}" for v in run.scores[middle[-1]]) if middle else ""
         values = [f"{run.at(n):.3f}" if n in run.scores else "-" for n in lengths]
         rows.append([name, *values, spread, " ".join(f"{v:g}" for v in known) if known else ""])
-    return ["run", *map(str, lengths), "all seeds", "published"], rows
+    return ["run", *map(str, lengths), f"all seeds at {middle_length(result)}", "published at 32, 128, 512"], rows
 
 
 def markdown(result: TrackResult) -> str:
-    """:func:`table` for a document; the last two columns say which lengths they mean."""
-    head, rows = table(result)
-    middle = max((n for n in _columns(result) if n <= 512), default=0)
-    head[-2], head[-1] = f"all seeds at {middle}", "published, 32 / 128 / 512"
-    return markdown_table(head, rows)
+    """:func:`table` for a document."""
+    return markdown_table(*table(result))
 
 
 def print_result(result: TrackResult, out: Path) -> None:

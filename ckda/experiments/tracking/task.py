@@ -243,6 +243,8 @@ def task_named(text: str) -> WordProblem:
         task = WordProblem(G, tuple(range(G.order)))
     else:
         task = WordProblem.named(name)
+    if task.order < 2:
+        raise ValueError(f"{text} has one element; there is nothing to track")
     return task.over(letters) if letters else task
 
 

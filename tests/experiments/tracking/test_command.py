@@ -208,6 +208,7 @@ def test_recipes_are_explained(capsys):
         (["--mixer", ""], "--mixer : there is none"),
         (["--recipe", "magic"], "--recipe magic: there is none"),
         (["X9"], "X9.*no group known"),
+        (["Z1"], "Z1 has one element"),
         (["nothing.json"], "nothing.json: No such file"),
         (["S3:vowels"], "letters is 'vowels'"),
         (["--lengths", "8,x"], "whole numbers"),
@@ -252,3 +253,13 @@ def test_the_time_left_is_known_early(tmp_path, monkeypatch, capsys):
     run(TrackConfig(groups=("Z2",), smoke=True, device="cpu", out=tmp_path, num_seeds=1), advise=told.append)
     assert len(told) == 1
     assert 0 < told[0] < 600
+
+
+def test_an_interrupted_run_of_other_settings_is_refused(tmp_path, capsys):
+    command = [*SMOKE, "Z2", "--out", str(tmp_path), "--json"]
+    assert main([*command, "--seeds", "1", "--time-limit", "0"]) == 3
+    (checkpoint,) = tmp_path.glob("runs/*.checkpoint.pt")
+    kept = checkpoint.read_bytes()
+    with pytest.raises(SystemExit, match=r"is of another run.*--fresh"):
+        main([*command, "--seeds", "2"])
+    assert checkpoint.read_bytes() == kept
