@@ -37,8 +37,7 @@ code { font-size: .92em; }
 @media (max-width: 600px) {
   main { padding: 1.2rem .8rem 2.5rem; }
   h1 { font-size: 1.5rem; overflow-wrap: anywhere; }
-  figure svg, figure img { min-width: 34rem; }
-  th, td { white-space: normal; overflow-wrap: anywhere; padding: .3rem .4rem; font-size: .85rem; min-width: 3.2rem; }
+  th, td { white-space: normal; padding: .3rem .4rem; font-size: .85rem; min-width: 4.6rem; }
 }
 """
 
@@ -110,7 +109,10 @@ def svg_of(figure: Any) -> str:
     with matplotlib.rc_context({"svg.hashsalt": "ckda", "svg.fonttype": "path"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None}, bbox_inches="tight")
     text = buffer.getvalue()
-    return text[text.index("<svg") :]
+    narrowest = (
+        3.2 * figure.get_figwidth()
+    )  # on a narrow screen a wide figure is scrolled, not shrunk until nobody can read it
+    return text[text.index("<svg") :].replace("<svg", f"<svg style='min-width: {narrowest:.0f}rem'", 1)
 
 
 def png_of(figure: Any, dpi: int = 160) -> str:
