@@ -45,7 +45,7 @@ def _save(path: Path, figure: Any) -> None:
 
 
 def _tracking(folder: Path) -> None:
-    from ckda.experiments.tracking.report import write_report
+    from ckda.experiments.tracking.command import write_report
     from ckda.experiments.tracking.run import collect
 
     write_report(collect([folder]), folder, page=False)

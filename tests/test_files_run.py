@@ -41,7 +41,7 @@ def test_what_does_not_launch_a_kernel_is_an_error() -> None:
 
 
 #: one file a step: command, names of recipes, store, task, model, operator, training, table, figure, page
-MOST_OF_TRACK = 31
+MOST_OF_TRACK = 26
 
 
 @pytest.mark.slow

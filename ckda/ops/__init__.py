@@ -5,10 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ckda.ops import custom
-from ckda.ops.call import Call
-from ckda.ops.dispatch import BACKENDS, Choice, choose, choose_step
-from ckda.ops.validate import check_call, check_values
+from ckda.ops.call import Call, check_call, check_values
+from ckda.ops.dispatch import BACKENDS, Choice, apply, choose, choose_step, full_precision
 
 __all__ = ["BACKENDS", "complex_kda", "complex_kda_step", "validate", "which_backend"]
 
@@ -75,7 +73,7 @@ def complex_kda(
     check_call(call)
     if q.device.type == "cpu" and not torch.compiler.is_compiling() and not _mapped(call):
         check_values(call)
-    o, state = custom.apply(call, choose(call).backend)
+    o, state = apply(call, choose(call).backend)
     return o, state if output_final_state else None
 
 
@@ -177,6 +175,6 @@ def complex_kda_step(
         (torch.Size([1, 2, 4]), torch.Size([1, 2, 4, 4]))
     """
     call = _one_token(q, k, v, g, beta, state, inplace, **options)
-    with custom.full_precision(q.device):
+    with full_precision(q.device):
         o, following = choose_step(call).backend.forward(call, inplace)
     return o.squeeze(1), following

@@ -1,9 +1,8 @@
 """Training of the small experiments: Muon and AdamW, schedules, curriculum, penalties, several seeds as one program."""
 
 from ckda.train.ensemble import Ensemble
-from ckda.train.loop import TimeUp, deferred_interrupt, progress, train
+from ckda.train.loop import Program, TimeUp, deferred_interrupt, progress, train
 from ckda.train.optimizers import AdamW, Muon, cycled_momentum, newton_schulz, one_cycle, warmup_cosine
-from ckda.train.program import Program
 from ckda.train.recipe import Phase, Recipe
 
 __all__ = [

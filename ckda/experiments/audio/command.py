@@ -12,8 +12,8 @@ from ckda.experiments.audio.records import collect, write_compact, write_summary
 from ckda.experiments.audio.report import draw, markdown, page_of, print_result
 from ckda.experiments.audio.run import COMPARED, PAPER_LENGTH, AudioConfig, AudioResult, run, stereo_loop
 from ckda.experiments.audio.task import BPM, LENGTHS, RATE, playable, wav_bytes
-from ckda.experiments.common.recipes import steps_word
 from ckda.record import write_bytes, write_json, write_text
+from ckda.train.recipe import steps_word
 
 __all__ = ["add_arguments", "run_command"]
 

@@ -3,8 +3,8 @@
 import math
 from typing import Any
 
-from ckda.experiments.common.recipes import Book, Change, number
 from ckda.train import Recipe
+from ckda.train.recipe import Book, Change, number
 
 __all__ = ["CURRICULUM", "RECIPES", "recipe"]
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from ckda.experiments.common.recipes import Book, Change, number
+from ckda.train.recipe import Book, Change, number
 
 __all__ = ["RECIPES", "SHORTER"]
 

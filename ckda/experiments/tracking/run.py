@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from ckda.command import pick_device
-from ckda.experiments.common.recipes import steps_word
 from ckda.experiments.common.store import Store, collect_records, plain, stacked_parameters
 from ckda.experiments.tracking import shuffled_objects
 from ckda.experiments.tracking.model import Tracker, build_tracker
@@ -32,6 +31,7 @@ from ckda.layers.mixers import MIXERS
 from ckda.record import environment, write_json
 from ckda.train import Ensemble, Recipe, TimeUp, train
 from ckda.train.loop import loss_words
+from ckda.train.recipe import steps_word
 from ckda.train.weights import places_of, read_weights
 
 __all__ = ["FAR_LENGTHS", "LENGTHS", "TrackConfig", "TrackResult", "TrackRun", "best_seed", "collect", "run", "title"]
