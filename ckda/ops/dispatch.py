@@ -1,4 +1,4 @@
-"""The backends as data, and which of them runs a call.
+"""The backends as data, which of them runs a call, and how it runs: as one node (:func:`apply`).
 
 A new backend is one more entry of :data:`BACKENDS`, and the same tests run on it.
 

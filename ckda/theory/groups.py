@@ -188,7 +188,7 @@ def reach(head: Head, limit: int = 20000) -> Reached:
         >>> reach(realise("D4")).decode.tolist()
         [0, 1, 2, 3, 4, 5, 6, 7]
     """
-    vectors, moves = _orbit(head, limit)
+    vectors, moves = orbit([t.matrix for t in head.transitions], limit)
     table = head.group.table
     place = {tuple(range(head.dimension)): 0}
     columns, decode = [tuple(range(head.dimension))], [head.group.identity]
@@ -210,10 +210,10 @@ def reach(head: Head, limit: int = 20000) -> Reached:
     return found
 
 
-def _orbit(head: Head, limit: int) -> tuple[list[Matrix], np.ndarray]:
-    matrices = [t.matrix for t in head.transitions]
-    eye = head.field.eye(head.dimension)
-    vectors = [eye.column(j) for j in range(head.dimension)]
+def orbit(matrices: Sequence[Matrix], limit: int) -> tuple[list[Matrix], np.ndarray]:
+    """The orbit of the basis vectors, these first, and [letters, vectors] the numbers of the images."""
+    F, d = matrices[0].field, matrices[0].shape[0]
+    vectors = [F.eye(d).column(j) for j in range(d)]
     place = {v: i for i, v in enumerate(vectors)}
     moves: list[list[int]] = []
     while len(moves) < len(vectors):
@@ -223,7 +223,7 @@ def _orbit(head: Head, limit: int) -> tuple[list[Matrix], np.ndarray]:
                 place[v] = len(vectors)
                 vectors.append(v)
         if len(vectors) > limit:
-            raise Refuted(f"{head.group.name}: the columns of the state visit more than {limit} vectors")
+            raise Refuted(f"the columns of the state visit more than {limit} vectors")
         moves.append([place[v] for v in images])
     return vectors, np.array(moves).T
 

@@ -26,8 +26,7 @@ import numpy as np
 
 from ckda.groups import FiniteGroup
 from ckda.theory.claims import Refuted
-from ckda.theory.exact import Matrix
-from ckda.theory.groups import Head, SignedHouseholder, planar_field, planar_rotation
+from ckda.theory.groups import Head, SignedHouseholder, orbit, planar_field, planar_rotation
 
 __all__ = [
     "Decoded",
@@ -189,7 +188,7 @@ def enumerate_states(transitions: Sequence[Transition], limit: int = STATE_LIMIT
     if len(turns) == len(transitions) and len({t.n for t in turns}) == 1:
         return _planar_states(turns)
     forms = [t.form if isinstance(t, Turn) else t for t in transitions]
-    vectors, moves = _orbit([form.matrix for form in forms], limit)
+    vectors, moves = orbit([form.matrix for form in forms], limit)
     d = len(forms[0].signs)
     columns, step = _closure(tuple(range(d)), lambda state: map(tuple, moves[:, state].tolist()), limit)
     scale = np.sqrt(forms[0].float_lengths())
@@ -221,24 +220,6 @@ def _closure(start: Any, images: Callable[[Any], Iterable[Any]], limit: int) -> 
             raise Refuted(f"more than {limit} reachable states")
         step.append(row)
     return found, np.array(step)
-
-
-def _orbit(matrices: Sequence[Matrix], limit: int) -> tuple[list[Matrix], np.ndarray]:
-    """The orbit of the basis vectors, these first, and [letters, vectors] the numbers of the images."""
-    F, d = matrices[0].field, matrices[0].shape[0]
-    vectors = [F.eye(d).column(j) for j in range(d)]
-    place = {v: i for i, v in enumerate(vectors)}
-    moves: list[list[int]] = []
-    while len(moves) < len(vectors):
-        images = [A @ vectors[len(moves)] for A in matrices]
-        for v in images:
-            if v not in place:
-                place[v] = len(vectors)
-                vectors.append(v)
-        if len(vectors) > limit:
-            raise Refuted(f"the columns of the state visit more than {limit} vectors")
-        moves.append([place[v] for v in images])
-    return vectors, np.array(moves).T
 
 
 def readouts(matrices: np.ndarray, query: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from ckda.experiments.audio.run import AudioResult, AudioRun
 from ckda.experiments.audio.task import playable, wav_bytes
 from ckda.experiments.common.show import ARMS, empty_figure
 
-__all__ = ["PUBLISHED", "beyond_figure", "continuation_figure", "error_figure", "label", "paper_part", "players"]
+__all__ = ["PUBLISHED", "beyond_figure", "continuation_figure", "label", "paper_part", "players"]
 
 #: SNR in dB at lengths 40, 136 and 264 as published (seed 0)
 PUBLISHED = {
@@ -167,15 +167,6 @@ def _weights(run: AudioRun) -> str:
     """What a run's recipe adds to the paper's protocol, in a few words."""
     words = [f"{name} {weight:g}" for name, weight in run.recipe["penalties"].items()]
     return ", ".join(words + ["tail"] * (run.recipe["tail"] > 0)) or "the paper's"
-
-
-def error_figure(result: AudioResult) -> Any:
-    """Panel (b) alone."""
-    figure = empty_figure(figsize=(7.6, 4.0))
-    axes = figure.subplots()
-    _draw_errors(axes, result)
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return figure
 
 
 def players(result: AudioResult) -> tuple[list[str], list[tuple[str, list[bytes]]]]:
