@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from ckda.ops.call import other_derivative
+from ckda.ops.call import is_exporting, other_derivative
 from ckda.ops.triton import HAS_TRITON
 
 __all__ = [
@@ -225,6 +225,6 @@ class ShortConvolution(nn.Module):
         """[B, size - 1, D] the last tokens of `past` and x."""
         B, T, D = x.shape
         kept = self.size - 1
-        if not torch.compiler.is_exporting() and kept <= T:  # an exported program has no branches: it serves every T
+        if not is_exporting() and kept <= T:  # an exported program has no branches: it serves every T
             return x[:, T - kept :]
         return torch.cat([x.new_zeros(B, kept, D) if past is None else past, x], 1)[:, T:]

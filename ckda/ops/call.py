@@ -23,6 +23,7 @@ __all__ = [
     "Raw",
     "check_call",
     "check_values",
+    "is_exporting",
     "other_derivative",
     "prepare",
     "prepare_backward",
@@ -94,6 +95,11 @@ class Call(NamedTuple):
     def start_state(self) -> Tensor:
         """[N, HV, K, V] the initial state in the state's dtype, zeros where none is given."""
         return self.zero_state() if self.initial_state is None else self.initial_state.to(self.state_dtype)
+
+
+def is_exporting() -> bool:
+    """Whether torch.export traces; under torch.compile, torch.compiler.is_exporting() itself is True in torch 2.11."""
+    return torch.compiler._is_exporting_flag
 
 
 def other_derivative() -> bool:

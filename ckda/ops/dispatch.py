@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ckda.ops import chunked, fla, reference, triton
-from ckda.ops.call import Call, Gradients, other_derivative
+from ckda.ops.call import Call, Gradients, is_exporting, other_derivative
 
 __all__ = ["BACKENDS", "STEPS", "Backend", "Choice", "apply", "choose", "choose_step", "full_precision"]
 
@@ -239,7 +239,9 @@ def _autograd(ctx: Any, grads: Sequence[Tensor | None], run: Callable = torch.op
     tensors, saved = kept[:num], list(kept[num:])
     call = Call(*tensors, *ctx.options)
     if not ctx.has_saved:
-        saved = [*_forward(*call, True)[2:], *saved]
+        again = _forward if run is _backward else torch.ops.ckda.complex_kda  # a compiler sees the op, not its kernels
+        with torch.no_grad():
+            saved = [*again(*call, True)[2:], *saved]
     do, dstate = grads[0], grads[1]
     if do is None:
         do = torch.zeros_like(call.v)
@@ -331,7 +333,7 @@ def apply(call: Call, backend: Backend) -> tuple[Tensor, Tensor]:
             return backend.forward(call)
         _refuse_other_derivatives(call)
         # how many tensors are saved depends on T, which an exported program may leave open: it computes them again
-        needed = call.needs_gradient and not torch.compiler.is_exporting()
+        needed = call.needs_gradient and not is_exporting()
         if not _is_plain(call):
             outputs = torch.ops.ckda.complex_kda(*call, needed)
         elif needed:
