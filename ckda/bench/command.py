@@ -20,23 +20,12 @@ import torch
 from torch import Tensor
 
 from ckda.bench import sweep
-from ckda.command import add_common_arguments, make_folder, pick_device
+from ckda.bench.options import Shape
+from ckda.command import make_folder, pick_device
 from ckda.ops import complex_kda, complex_kda_step
 from ckda.record import environment, write_json
 
-__all__ = ["Shape", "add_arguments", "draw", "inputs", "run_command"]
-
-
-class Shape(NamedTuple):
-    """One problem: B sequences of T tokens, H heads of D channels."""
-
-    B: int
-    T: int
-    H: int
-    D: int
-
-    def __str__(self) -> str:
-        return f"B{self.B} x T{self.T}, {self.H} heads of {self.D}"
+__all__ = ["draw", "inputs", "run_command"]
 
 
 SHAPES = {
@@ -289,26 +278,6 @@ def time_decode(
 
 
 # The command --------------------------------------------------------------------------------------------------------------
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``ckda bench``."""
-    add_common_arguments(parser, "runs/bench")
-    parser.add_argument("--peer", action="append", help="measure only this one; may be repeated")
-    parser.add_argument("--shape", action="append", type=_shape, metavar="B,T,H,D", help="only this; may be repeated")
-    parser.add_argument("--sweep", action="store_true", help="what each change of a call costs beside the main one")
-    parser.add_argument("--row", action="append", help="of --sweep, only the main row and this one; may be repeated")
-    parser.add_argument("--dtype", default=None, choices=["bfloat16", "float16", "float32"], help="of q, k, v and g")
-
-
-def _shape(text: str) -> Shape:
-    try:
-        B, T, H, D = map(int, text.split(","))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not B,T,H,D such as 4,8192,16,128") from error
-    if min(B, T, H, D) < 1 or D > 256:
-        raise argparse.ArgumentTypeError(f"{text!r}: all must be positive, and D at most 256")
-    return Shape(B, T, H, D)
 
 
 def _shapes(args: argparse.Namespace, device: str) -> list[Shape]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ckda.command import add_common_arguments, make_folder, pick_device, positive
+from ckda.command import make_folder, pick_device
 from ckda.experiments.common.show import ARMS, print_table, source_line
 from ckda.experiments.tracking.figures import cups_strip, extrapolation_figure, mechanism_figure
 from ckda.experiments.tracking.inspect import mechanism
@@ -26,7 +26,7 @@ from ckda.page import Page, svg_of
 from ckda.record import environment, read_json, write_json
 from ckda.train import Ensemble, Recipe, train
 
-__all__ = ["DemoArm", "DemoConfig", "DemoResult", "add_arguments", "run", "run_command"]
+__all__ = ["DemoArm", "DemoConfig", "DemoResult", "run", "run_command"]
 
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
 
@@ -158,14 +158,6 @@ def _strip(arms: Mapping[str, Ensemble], task: WordProblem, first: int, shown: i
 
 
 # The command ---------------------------------------------------------------------------------------------------------
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The demo's options."""
-    add_common_arguments(parser, "runs/demo")
-    parser.add_argument("--steps", type=positive, default=DemoConfig.steps, help="updates of each arm (%(default)s)")
-    parser.add_argument("--batch", type=positive, default=DemoConfig.batch, help="words an update (%(default)s)")
-    parser.add_argument("--fresh", action="store_true", help="train anew, in the place of what is in --out")
 
 
 def run_command(args: argparse.Namespace) -> int:

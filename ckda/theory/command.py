@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ckda.command import add_common_arguments, pick_device, positive
+from ckda.command import pick_device
 from ckda.groups import group, read_group
 from ckda.record import environment, read_json, write_json, write_text
 from ckda.theory import tables
@@ -20,70 +20,9 @@ from ckda.theory.claims import CLAIMS, Claim, load_claims
 from ckda.theory.figures import DRAWINGS
 from ckda.theory.verify import STATUSES, Record, passed, select, verify
 
-__all__ = ["add_arguments", "run_command"]
+__all__ = ["run_command"]
 
 SMOKE_EFFORT = 0.05
-
-
-ABOUT = {
-    "list": "the claims, one line each",
-    "verify": "check the claims; exit status 1 if one is refuted or broken",
-    "show": "explain a claim or a figure and draw it",
-    "table": "tab:theory-summary and tab:recurrence-spectrum, each cell with the check behind it",
-    "verdict": "whether one layer tracks a group: a tracker, an obstruction, or neither",
-    "compile": "a group, a DFA or a rational WFA as layers that run, with a certificate",
-    "run": "a compiled machine on a word: the answer after every letter",
-}
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The actions and their options."""
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    for name, text in ABOUT.items():
-        action = actions.add_parser(name, help=text, description=text)
-        if name == "compile":
-            _add_compile_arguments(action)
-        elif name == "run":
-            _add_run_arguments(action)
-        else:
-            add_common_arguments(action, out="runs/theory")
-        if name == "verify":
-            action.add_argument("names", nargs="*", metavar="NAME", help="labels, or beginnings of labels; none: all")
-            action.add_argument("--fresh", action="store_true", help="do not resume an interrupted run")
-        if name == "show":
-            action.add_argument("name", metavar="NAME", help="label of a claim or of a figure")
-        if name == "verdict":
-            action.add_argument("names", nargs="*", metavar="FILE|NAME", help="groups by name or file")
-            action.add_argument(
-                "--up-to", type=int, metavar="ORDER", help="every group of order up to this, at most 63"
-            )
-        if name in ("verify", "table"):
-            action.add_argument("--effort", type=float, default=1.0, help="scales the number of cases (default: 1)")
-
-
-def _add_compile_arguments(action: argparse.ArgumentParser) -> None:
-    action.add_argument(
-        "source", metavar="FILE|NAME", help="a JSON file (docs/theory.md), or a group such as A5 or SL(2,3)"
-    )
-    action.add_argument("--fresh", action="store_true", help="write the machine in the place of another")
-    action.add_argument("--out", default="runs/theory/machine", help="folder of the machine (default: %(default)s)")
-    action.add_argument(
-        "--letters", choices=("generators", "all"), default="generators", help="of a group (default: %(default)s)"
-    )
-    action.add_argument(
-        "--most-maps", type=positive, default=5000, help="limit of a DFA's lookup (default: %(default)s)"
-    )
-    action.add_argument("--json", action="store_true", help="only the result as JSON on standard output")
-
-
-def _add_run_arguments(action: argparse.ArgumentParser) -> None:
-    action.add_argument("machine", metavar="FOLDER", help="what `ckda theory compile` wrote")
-    action.add_argument("--word", required=True, help='letters by number, such as "0 2 1", or by name')
-    action.add_argument(
-        "--exact", action="store_true", help="exact arithmetic instead of the operator; weights as fractions"
-    )
-    action.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda", "mps"])
-    action.add_argument("--json", action="store_true", help="only the result as JSON on standard output")
 
 
 def run_command(args: argparse.Namespace) -> int:

@@ -170,17 +170,6 @@ def ablate(model: Continuer, task: Continuation, length: int) -> dict[str, Any]:
 # The verb ------------------------------------------------------------------------------------------------------------
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``ckda inspect audio``."""
-    parser.add_argument(
-        "run", metavar="RUN", help="runs/NAME.pt that `ckda audio` wrote; audio.json lies one folder above"
-    )
-    parser.add_argument("--seed", type=int, help="of the run (default: the one its record shows as the best)")
-    parser.add_argument("--length", type=int, default=264, help="of the continuation (default: %(default)s)")
-    parser.add_argument("--out", help="folder for JSON and figure (default: beside the run)")
-    parser.add_argument("--json", action="store_true", help="only the result as JSON on standard output")
-
-
 def run_command(args: argparse.Namespace) -> int:
     """Look, write, draw; returns the exit status."""
     path = Path(args.run)

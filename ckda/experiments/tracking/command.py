@@ -7,15 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ckda.command import (
-    add_common_arguments,
-    add_run_arguments,
-    make_folder,
-    pick_device,
-    pick_names,
-    positive,
-    seconds,
-)
+from ckda.command import make_folder, pick_device, pick_names
 from ckda.experiments.common.show import markdown_table, print_table, source_line
 from ckda.experiments.tracking.figures import groups_figure, published
 from ckda.experiments.tracking.lottery import lottery
@@ -28,7 +20,7 @@ from ckda.record import write_json, write_text
 from ckda.train.loop import span_words
 from ckda.train.recipe import steps_word
 
-__all__ = ["add_arguments", "markdown", "print_result", "run_command", "table", "write_report"]
+__all__ = ["markdown", "print_result", "run_command", "table", "write_report"]
 
 _STOPPED = 3  # exit status at the time limit
 _LONG, _DAY = 600, 86_400  # seconds from which a training says that it is long, and from which it asks
@@ -40,50 +32,6 @@ _CHANGES: dict[str, Callable[[Any], str]] = {
     "lr_muon": str,
     "lr_adamw": str,
 }
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``ckda track``."""
-    add_common_arguments(parser, "runs/track")
-    add_run_arguments(parser)
-    parser.add_argument(
-        "group",
-        nargs="*",
-        help="Z5, D4, S3, A5, Q8, S3xZ2, parity, shell3 (cups), a JSON file with a table; S4:generators for words over few "
-        "letters (default: S3)",
-    )
-    parser.add_argument(
-        "--mixer", default="ckda", help=f"one, several with commas, 'ranges' or 'all': {', '.join(MIXERS)}"
-    )
-    how = parser.add_argument_group("how it is trained: a recipe, and short forms of changes to it")
-    how.add_argument(
-        "--recipe", default="paper", help="how it is trained: one or several with commas; --recipes explains them"
-    )
-    how.add_argument("--recipes", action="store_true", help="explain every recipe and change, train nothing")
-    parser.add_argument(
-        "--seeds", type=positive, help="how many seeds, from --seed on (default: 3; with --from those of the file)"
-    )
-    how.add_argument("--steps", type=positive, help="updates: short for +steps=N in the recipe's name")
-    how.add_argument("--batch", type=positive, help="words an update: short for +batch=N")
-    how.add_argument("--momentum", help="Muon's momentum, a number or 'cycled': short for +momentum=...")
-    how.add_argument("--lr-muon", help="Muon's peak learning rate: short for +lr-muon=...")
-    how.add_argument("--lr-adamw", help="AdamW's peak learning rate: short for +lr-adamw=...")
-    how.add_argument("--from", dest="begin", metavar="RUN", help="begin from the weights in a file runs/NAME.pt")
-    test = parser.add_argument_group("what is tested")
-    test.add_argument("--lengths", help="what is tested, with commas (default: 8 ... 512, on a GPU to 65536)")
-    parser.add_argument(
-        "--words", type=positive, default=256, help="words a test (default: %(default)s; 32 beyond 512)"
-    )
-    parser.add_argument("--together", type=positive, help="runs trained side by side (default: 1, on a GPU 8)")
-    parser.add_argument(
-        "--by-token",
-        action="store_true",
-        help="on a GPU: project every token by itself, not each symbol once (two to three times slower)",
-    )
-    parser.add_argument(
-        "--yes", action="store_true", help="go on even if it takes more than a day and no terminal is there"
-    )
-    parser.add_argument("--time-limit", type=seconds, metavar="SECONDS", help="then stop with a checkpoint, status 3")
 
 
 def run_command(args: argparse.Namespace) -> int:

@@ -169,15 +169,6 @@ def _span(columns: np.ndarray, share: float = 0.99) -> np.ndarray:
 # The command ---------------------------------------------------------------------------------------------------------
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``ckda inspect track``."""
-    parser.add_argument("run", metavar="RUN", help="a file runs/NAME.pt that `ckda track` wrote")
-    parser.add_argument("--seed", type=int, help="which of its seeds (default: the best)")
-    parser.add_argument("--length", type=int, default=512, help="how far the closure error is followed (default: 512)")
-    parser.add_argument("--out", help="folder for JSON and figure (default: inspect beside the run)")
-    parser.add_argument("--json", action="store_true", help="only the result as JSON on standard output")
-
-
 def run_command(args: argparse.Namespace) -> int:
     """Look, write JSON and figure, print the finding."""
     try:

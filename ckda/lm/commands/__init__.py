@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ModelChoice", "add_model_arguments"]
+__all__ = ["ModelChoice", "choose_model"]
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,6 @@ class ModelChoice:
         from ckda.lm.models import text_tokenizer
 
         return text_tokenizer(self.model, self.tokenizer)
-
-
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of a :class:`ModelChoice`."""
-    parser.add_argument("model", nargs="?", help="a model folder, a training run or a checkpoint")
-    parser.add_argument("--tokenizer", help="a tokenizer file, where none is beside the model")
-    parser.add_argument("--dtype", choices=["bf16", "fp32"], default=ModelChoice.dtype)
-    parser.add_argument("--backend", default=ModelChoice.backend, help="of the operator (default: %(default)s)")
 
 
 def choose_model(args: argparse.Namespace, out: Path) -> ModelChoice:

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ckda.command import add_common_arguments, filled, make_folder, one_line
-from ckda.lm.commands import ModelChoice, add_model_arguments, choose_model
+from ckda.command import filled, make_folder
+from ckda.lm.commands import ModelChoice, choose_model
 from ckda.lm.generate import stream
 from ckda.lm.prepare import end_token
 from ckda.record import environment, write_json
 
-__all__ = ["Generation", "Text", "add_arguments", "run", "run_command"]
+__all__ = ["Generation", "Text", "run", "run_command"]
 
 
 @dataclass(frozen=True)
@@ -63,19 +63,6 @@ def run(choice: ModelChoice, wanted: Generation, show: Callable[[str], None] = l
     return Text(choice.name, wanted.prompt, "".join(pieces), wanted.seed, wanted.temperature, seconds, where)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``ckda lm generate``."""
-    add_common_arguments(parser, "runs/lm/generate")
-    add_model_arguments(parser)
-    add = parser.add_argument
-    add("--prompt", default=Generation.prompt, help="text to go on from; '-' reads standard input")
-    add("--max-new", type=int, default=Generation.max_new, help="tokens (default: %(default)s)")
-    add("--temperature", type=float, default=Generation.temperature, help="0: greedy (default: %(default)s)")
-    add("--top-k", type=int, default=Generation.top_k, help="only so many tokens; 0: all (default: %(default)s)")
-    add("--top-p", type=float, default=Generation.top_p, help="of the probability (default: %(default)s)")
-
-
-@one_line
 def run_command(args: argparse.Namespace) -> int:
     """Read, write, tell."""
     if args.smoke:
