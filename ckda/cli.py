@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from ckda import __version__
-from ckda.command import Parser
+from ckda.command import CheckFailed, Parser
 
 
 class Verb(NamedTuple):
@@ -161,7 +161,7 @@ exit status:  0 done, 1 a check failed, 2 wrong use, 3 stopped early (the same c
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit status: 0 done, 1 a check failed, 2 wrong use, 3 stopped early, 130 interrupted.
 
-    What the user can mend (a ValueError, an OSError, a SystemExit with a sentence) is one line on standard error and status 2;
+    What the user can mend (a ValueError, an OSError) is one line on standard error and status 2;
     `python -X dev -m ckda` shows the traceback as well. A missing package names the extra that brings it.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -192,11 +192,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         _say(words, str(error))
         return 2
-    except SystemExit as error:
-        if isinstance(error.code, str):
-            _say(words, error.code)
-            error.code = 2
-        raise
+    except CheckFailed as error:
+        _say(words, str(error))
+        return 1
     except KeyboardInterrupt:
         _say(words, "interrupted")
         return 130

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
+    "CheckFailed",
     "Parser",
     "above_zero",
     "add_common_arguments",
@@ -31,6 +32,10 @@ __all__ = [
     "share",
     "whole",
 ]
+
+
+class CheckFailed(Exception):
+    """A check of ours came out wrong: exit status 1."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -110,14 +115,11 @@ def whole(text: str) -> int:
 
 
 def real(text: str) -> float:
-    """A number, but not nan."""
+    """A number."""
     try:
-        value = float(text)
+        return float(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no number") from error
-    if math.isnan(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number")
-    return value
 
 
 def _checked(value: Any, fits: bool, wanted: str) -> Any:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ckda.bench import sweep
 from ckda.bench.options import Shape
-from ckda.command import make_folder, pick_device
+from ckda.command import CheckFailed, make_folder, pick_device
 from ckda.ops import complex_kda, complex_kda_step
 from ckda.record import environment, write_json
 
@@ -126,7 +126,7 @@ def peers(device: str, wanted: list[str] | None) -> list[Peer]:
     if wanted:
         unknown = set(wanted) - {peer.name for peer in found}
         if unknown:
-            raise SystemExit(
+            raise ValueError(
                 f"--peer {', '.join(sorted(unknown))}: not here; present: {', '.join(p.name for p in found)}"
             )
         found = [peer for peer in found if peer.name in wanted]
@@ -299,7 +299,7 @@ def _check(found: list[Peer], device: str, dtype: torch.dtype, args: argparse.Na
         worst = max(checked[peer.name], key=lambda name: checked[peer.name][name])
         _say(f"{peer.name}: largest relative error {checked[peer.name][worst]:.1e} ({worst})")
         if not checked[peer.name][worst] < TOLERANCE:
-            raise SystemExit(f"{peer.name} is wrong: {checked[peer.name]}")
+            raise CheckFailed(f"{peer.name} is wrong: {checked[peer.name]}")
     return checked
 
 
@@ -314,7 +314,7 @@ def _run_sweep(args: argparse.Namespace, device: str, folder: Path) -> int:
     """Check and time the rows of the sweep; sweep.json, bounds.json and sweep.png."""
     unknown = set(args.row or ()) - {row.name for row in sweep.ROWS}
     if unknown:
-        raise SystemExit(f"--row {', '.join(sorted(unknown))}: there are {', '.join(row.name for row in sweep.ROWS)}")
+        raise ValueError(f"--row {', '.join(sorted(unknown))}: there are {', '.join(row.name for row in sweep.ROWS)}")
     rows = tuple(row for row in sweep.ROWS if not args.row or row.name in (sweep.MAIN.name, *args.row))
     if args.smoke:
         rows = tuple(row._replace(B=1, T=40, K=16, V=16, H=row.H // 8, HV=row.HV // 8) for row in rows)
@@ -336,7 +336,7 @@ def run_command(args: argparse.Namespace) -> int:
     """Check, time, write bench.json and bench.png."""
     device = pick_device(args.device)
     if device == "mps":
-        raise SystemExit("--device mps: nothing is measured there; cpu or cuda may be named")
+        raise ValueError("--device mps: nothing is measured there; cpu or cuda may be named")
     folder = make_folder(args.out)
     if args.sweep:
         return _run_sweep(args, device, folder)

@@ -187,10 +187,10 @@ def _known(config: DemoConfig) -> DemoResult | None:
         known = DemoResult.from_json(read_json(path))
         there = known.recipe["steps"], known.recipe["batch"], known.seed
     except (ValueError, KeyError, TypeError) as error:
-        raise SystemExit(f"{path} cannot be read ({error}); it stays as it is. --fresh makes it anew") from error
+        raise ValueError(f"{path} cannot be read ({error}); it stays as it is. --fresh makes it anew") from error
     here = config.recipe().steps, config.recipe().batch, config.seed
     if there != here:
-        raise SystemExit(
+        raise ValueError(
             f"{path} is a finished demo of {there[0]} updates of {there[1]} words, seed {there[2]}; asked for are {here[0]} of "
             f"{here[1]}, seed {here[2]}. It stays as it is: give another --out, or --fresh to train anew in its place"
         )

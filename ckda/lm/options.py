@@ -110,7 +110,7 @@ def add_train(parser: Parser) -> None:
 
 def _warmup(text: str) -> float:
     value = real(text)
-    if value < 0:
+    if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not at least 0")
     return value
 

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ckda.command import pick_device
+from ckda.command import make_folder, pick_device
 from ckda.groups import group, read_group
 from ckda.record import environment, read_json, write_json, write_text
 from ckda.theory import tables
@@ -28,18 +28,14 @@ SMOKE_EFFORT = 0.05
 def run_command(args: argparse.Namespace) -> int:
     """Run one action; its exit status."""
     actions = {"list": _list, "verify": _verify, "show": _show, "table": _table}
-    try:
-        if args.action in ("compile", "run", "verdict"):
-            return {"compile": _compile, "run": _run, "verdict": _verdict}[args.action](args)
-        if args.device not in ("auto", "cpu"):
-            raise ValueError(f"--device {args.device}: the claims are checked on the CPU")
-        if args.seed:
-            raise ValueError(f"--seed {args.seed}: the checks draw the same cases every time; more of them: --effort")
-        load_claims()
-        return actions[args.action](args)
-    except (ValueError, OSError) as error:
-        print(f"ckda theory {args.action}: {error}", file=sys.stderr)
-        return 2
+    if args.action in ("compile", "run", "verdict"):
+        return {"compile": _compile, "run": _run, "verdict": _verdict}[args.action](args)
+    if args.device not in ("auto", "cpu"):
+        raise ValueError(f"--device {args.device}: the claims are checked on the CPU")
+    if args.seed:
+        raise ValueError(f"--seed {args.seed}: the checks draw the same cases every time; more of them: --effort")
+    load_claims()
+    return actions[args.action](args)
 
 
 # compile, run, verdict
@@ -49,6 +45,7 @@ def _compile(args: argparse.Namespace) -> int:
     """0: a machine was written; 1: none exists, or none is known (the sentence says which)."""
     from ckda.theory.compiler import Compile, NoRealisation, compile_machine
 
+    out = make_folder(args.out)
     try:
         machine = compile_machine(Compile(args.source, args.letters, most_maps=args.most_maps))
     except NoRealisation as none:
@@ -56,14 +53,15 @@ def _compile(args: argparse.Namespace) -> int:
         return 1
     config = machine.config
     if not args.fresh:
-        _refuse_another(Path(args.out), config["name"])
-    folder = machine.save(args.out)
+        _refuse_another(out, config["name"])
+    folder = machine.save(out)
     if args.json:
         shown = ("name", "kind", "theorem", "realisation", "layers", "heads", "beta", "lookup", "letters")
         print(json.dumps({key: config[key] for key in shown} | {"checked": machine.checked, "folder": str(folder)}))
         return 0
     print(f"{config['name']}: {config['realisation']}")
-    lines = {"theorem": config["theorem"], "beta": config["beta"], "lookup": config["lookup"]}
+    known = config["theorem"] in config["realisation"]
+    lines = ({} if known else {"theorem": config["theorem"]}) | {"beta": config["beta"], "lookup": config["lookup"]}
     lines["letters"] = ", ".join(f"{i} = {name}" for i, name in enumerate(config["letters"][:12]))
     lines |= {f"checked ({how})": text for how, text in machine.checked.items()}
     for name, text in lines.items():
@@ -77,7 +75,7 @@ def _refuse_another(folder: Path, name: str) -> None:
     place = folder / "machine.json"
     there = read_json(place).get("name") if place.exists() else name
     if there != name:
-        raise SystemExit(
+        raise ValueError(
             f"{folder} holds the machine {there}; give another --out, or --fresh to write {name} in its place"
         )
 
@@ -94,6 +92,9 @@ def _run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"machine": machine.config["name"], "how": how, "word": word, named: answers}))
         return 0
+    if not word:
+        letters = ", ".join(f"{i} = {name}" for i, name in enumerate(machine.config["letters"][:12]))
+        print(f"the word is empty, so there is no answer; letters: {letters}")
     elements = machine.config.get("elements")
     for letter, answer in zip(word, answers, strict=True):
         shown = f"{answer} = {elements[answer]}" if elements else answer
@@ -120,6 +121,7 @@ def _verdict(args: argparse.Namespace) -> int:
         raise ValueError("name a group or a file, or give --up-to ORDER")
     if args.up_to is not None and not 1 <= args.up_to <= 63:
         raise ValueError(f"--up-to {args.up_to}: the list of groups holds the orders 1 to 63")
+    out = make_folder(args.out) if args.up_to is not None else None
     groups = []
     for name, data in map(read, args.names):
         groups.append(group(name) if data is None else read_group(data, name).group)
@@ -133,8 +135,8 @@ def _verdict(args: argparse.Namespace) -> int:
         if not args.json:
             print(found)
     result = {"environment": environment(), **counts, "groups": rows}
-    if args.up_to is not None:
-        write_json(Path(args.out) / "verdicts.json", result)
+    if out is not None:
+        write_json(out / "verdicts.json", result)
     print(json.dumps(result) if args.json else ", ".join(f"{n} {answer}" for answer, n in counts.items()))
     return 0
 
@@ -165,7 +167,7 @@ def _where(claim: Claim) -> str:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    chosen, effort, out = select(args.names, CLAIMS), _effort(args), Path(args.out)
+    chosen, effort, out = select(args.names, CLAIMS), _effort(args), make_folder(args.out)
     partial = out / "verify.partial.json"
     done = {} if args.fresh else _resumable(partial, effort)
     kept: list[Record] = []
@@ -180,10 +182,24 @@ def _verify(args: argparse.Namespace) -> int:
         records = verify(chosen, CLAIMS, effort, done, report)
     partial.unlink(missing_ok=True)
     result = _result(records, effort)
-    write_json(out / ("verify.json" if not args.names else "verify-some.json"), result)
+    path = write_json(out / _record_name(args.names, effort), result)
     if args.json:
         print(json.dumps(result))
+    else:
+        print(_closing(result, path))
     return 0 if passed(records) else 1
+
+
+def _record_name(names: list[str], effort: float) -> str:
+    """Only a whole run at full effort is verify.json: a smaller one does not take its place."""
+    return "verify-some.json" if names else "verify.json" if effort >= 1 else "verify-smoke.json"
+
+
+def _closing(result: dict[str, Any], path: Path) -> str:
+    """The last line: how many ended how, at which effort, and where it is written."""
+    counts = ", ".join(f"{result[status]} {status}" for status in STATUSES if result[status])
+    less = "" if result["effort"] >= 1 else f", at effort {result['effort']:g} of 1"
+    return f"{len(result['claims'])} claims: {counts}{less}; {result['seconds']:.0f} s. Record: {path}"
 
 
 def _result(records: list[Record], effort: float) -> dict[str, Any]:
@@ -230,7 +246,10 @@ def _line(record: Record) -> str:
         return f"{head}\n{record['error']}"
     margin = "" if record["margin"] is None else f", margin {record['margin']:.3g}"
     note = f"; {record['note']}" if record["note"] else ""
-    return f"{head}\n{'':26}{record['behind']}; {record['cases']} cases{margin}{note}"
+    tried = f"{record['cases']} cases{margin}{note}"
+    if record["effort"] < 1:  # what stands behind a claim is said of a full run
+        return f"{head}\n{'':26}{tried}, at effort {record['effort']:g}; at effort 1: {record['behind']}"
+    return f"{head}\n{'':26}{record['behind']}; {tried}"
 
 
 # show
@@ -239,7 +258,7 @@ def _line(record: Record) -> str:
 def _show(args: argparse.Namespace) -> int:
     name = args.name
     found = select([name], CLAIMS) if name not in DRAWINGS or name in CLAIMS else []
-    picture = _draw(name, Path(args.out))
+    picture = _draw(name, make_folder(args.out))
     if args.json:
         described = [{"label": x, "statement": CLAIMS[x].statement, "text": _explain(CLAIMS[x])} for x in found]
         print(json.dumps({"name": name, "claims": described, "picture": picture and str(picture)}))
@@ -279,7 +298,7 @@ def _explain(claim: Claim) -> str:
 
 
 def _table(args: argparse.Namespace) -> int:
-    out, effort = Path(args.out), _effort(args)
+    out, effort = make_folder(args.out), _effort(args)
     records = _known(out / "verify.json")
     needed = [
         label for label in tables.labels(list(tables.TABLES.values())) if label in CLAIMS and label not in records

@@ -134,8 +134,10 @@ def read(source: str | Path | dict[str, Any]) -> tuple[str, dict[str, Any] | Non
             data = json.loads(path.read_text())
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{source} is no JSON: {error}") from error
+        if isinstance(data, list):  # a bare table, as `ckda track` reads it
+            data = {"table": data}
         if not isinstance(data, dict):
-            raise ValueError(f"{source} holds a {type(data).__name__}; a machine is an object with names")
+            raise ValueError(f'{source} holds neither a table [[...], ...] nor an object such as {{"regex": "(ab)*"}}')
         return str(data.get("name", path.stem)), data
     return str(source), None
 

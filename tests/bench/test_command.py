@@ -25,8 +25,7 @@ def test_a_smoke_run_writes_what_it_measured(tmp_path: Path, capsys: pytest.Capt
 def test_a_wrong_peer_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = bench.Peer("ckda", "signed", lambda call: bench.complex_kda(**call)[0] * 1.1)
     monkeypatch.setattr(bench, "peers", lambda device, wanted: [wrong])
-    with pytest.raises(SystemExit, match="ckda is wrong"):
-        main(["bench", "--smoke", "--device", "cpu", "--out", str(tmp_path)])
+    assert main(["bench", "--smoke", "--device", "cpu", "--out", str(tmp_path)]) == 1
     assert not (tmp_path / "bench.json").exists()
 
 
@@ -39,7 +38,7 @@ def test_what_was_measured_survives_a_failure(tmp_path: Path, monkeypatch: pytes
     assert len(json.loads((tmp_path / "bench.json").read_text())["rows"]) == 2
 
 
-@pytest.mark.parametrize("words", [["--shape", "1,2"], ["--shape", "1,2,3,300"], ["--peer", "nobody"]])
+@pytest.mark.parametrize("words", [["--shape", "1,2"], ["--shape", "1,2,3,300"], ["--dtype", "int8"]])
 def test_wrong_arguments(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["bench", "--smoke", "--device", "cpu", "--out", str(tmp_path), *words])

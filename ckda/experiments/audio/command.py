@@ -24,10 +24,7 @@ def run_command(args: argparse.Namespace) -> int:
         for name, text in RECIPES.listing():
             print(f"{name:28s} {text}")
         return 0
-    try:
-        return _collect(args) if args.collect else _train(args)
-    except ValueError as error:
-        raise SystemExit(f"ckda audio: {error}") from error
+    return _collect(args) if args.collect else _train(args)
 
 
 def _config(args: argparse.Namespace) -> AudioConfig:
@@ -35,7 +32,7 @@ def _config(args: argparse.Namespace) -> AudioConfig:
     try:
         recipes = [RECIPES.name("+".join([text, *more])) for text in args.recipe.split(",")]
     except ValueError as error:
-        raise SystemExit(f"--recipe {error}") from error
+        raise ValueError(f"--recipe {error}") from error
     return AudioConfig(
         arms=tuple(pick_names(args.mixer, ARMS, {"all": COMPARED}, "--mixer")),
         recipes=tuple(dict.fromkeys(recipes)),
@@ -73,7 +70,7 @@ def _collect(args: argparse.Namespace) -> int:
     try:
         result = collect(args.collect, args.trained_at)
     except ValueError as error:
-        raise SystemExit(f"--collect: {error}") from error
+        raise ValueError(f"--collect: {error}") from error
     out = make_folder(args.out)
     for name, one in result.runs.items():
         write_compact(out / "runs" / f"{name}.json", one.to_json())

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ckda.command import make_folder
 from ckda.experiments.audio.model import Continuer, build
 from ckda.experiments.audio.task import Continuation
 from ckda.layers import LayerCache
@@ -173,11 +174,8 @@ def ablate(model: Continuer, task: Continuation, length: int) -> dict[str, Any]:
 def run_command(args: argparse.Namespace) -> int:
     """Look, write, draw; returns the exit status."""
     path = Path(args.run)
-    try:
-        result = _inspect(path, args.seed, args.length)
-    except ValueError as error:
-        raise SystemExit(f"ckda inspect audio: {error}") from error
-    out = Path(args.out) if args.out else path.parent
+    out = make_folder(args.out) if args.out else path.parent
+    result = _inspect(path, args.seed, args.length)
     name = path.stem if args.seed is None else f"{path.stem}.seed{args.seed}"
     written = write_json(out / f"{name}.inspect.json", result)
     inspect_figure(result).savefig(out / f"{name}.inspect.png", dpi=160)

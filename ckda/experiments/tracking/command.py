@@ -2,17 +2,18 @@
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ckda.command import make_folder, pick_device, pick_names
+from ckda.command import make_folder, pick_device, pick_names, pick_whole
 from ckda.experiments.common.show import markdown_table, print_table, source_line
 from ckda.experiments.tracking.figures import groups_figure, published
 from ckda.experiments.tracking.lottery import lottery
 from ckda.experiments.tracking.recipes import RECIPES
 from ckda.experiments.tracking.run import TrackConfig, TrackResult, collect, run
+from ckda.experiments.tracking.task import task_named
 from ckda.layers.complex_kda import RANGES
 from ckda.layers.mixers import MIXERS
 from ckda.page import Page, svg_of
@@ -40,18 +41,15 @@ def run_command(args: argparse.Namespace) -> int:
         for name, text in RECIPES.listing():
             print(f"{name:28s} {text}")
         return 0
-    try:
-        if args.collect:
-            result = collect(args.collect, args.group, args.trained_at)
-            out = make_folder(args.out)
-            for name, one in result.runs.items():
-                write_json(out / "runs" / f"{name}.json", one.to_json())
-        else:
-            config = _config(args)
-            out = make_folder(args.out)
-            result = run(config, quiet=args.json, advise=_adviser(config, args.yes))
-    except ValueError as error:
-        raise SystemExit(f"ckda track: {error}") from error
+    if args.collect:
+        result = collect(args.collect, args.group, args.trained_at)
+        out = make_folder(args.out)
+        for name, one in result.runs.items():
+            write_json(out / "runs" / f"{name}.json", one.to_json())
+    else:
+        config = _config(args)
+        out = make_folder(args.out)
+        result = run(config, quiet=args.json, advise=_adviser(config, args.yes))
     write_report(result, out)
     if args.json:
         print((out / "track.json").read_text(), end="")
@@ -73,19 +71,19 @@ def _adviser(config: TrackConfig, yes: bool) -> Callable[[float], None]:
         hint = f"; `--recipe quick` takes about {span_words(seconds * share)}" if share < 0.5 else ""
         print(f"{on}this takes about {span_words(seconds)} here{hint}", file=sys.stderr)
         if seconds > _DAY and not yes and not sys.stderr.isatty():
-            raise SystemExit(f"stopped: that is more than a day, and nobody watches. --yes goes on{hint}")
+            raise ValueError(f"stopped: that is more than a day, and nobody watches. --yes goes on{hint}")
 
     return advise
 
 
 def _config(args: argparse.Namespace) -> TrackConfig:
     return TrackConfig(
-        groups=tuple(args.group or ["S3"]),
+        groups=_groups(args.group or ["S3"]),
         mixers=tuple(pick_names(args.mixer, tuple(MIXERS), {"all": tuple(MIXERS), "ranges": tuple(RANGES)}, "--mixer")),
         recipes=tuple(_recipes(args)),
         first_seed=args.seed,
         num_seeds=args.seeds,
-        lengths=_lengths(args.lengths),
+        lengths=None if args.lengths is None else pick_whole(args.lengths, "--lengths"),
         words=args.words,
         begin=args.begin,
         together=args.together,
@@ -110,20 +108,15 @@ def _recipes(args: argparse.Namespace) -> list[str]:
         try:
             names.append(RECIPES.name("+".join([text, *more])))
         except ValueError as error:
-            raise SystemExit(f"--recipe {error}") from error
+            raise ValueError(f"--recipe {error}") from error
     return list(dict.fromkeys(names))
 
 
-def _lengths(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        lengths = tuple(sorted({int(word) for word in text.split(",")}))
-    except ValueError as error:
-        raise SystemExit(f"--lengths {text}: it must be whole numbers with commas") from error
-    if lengths[0] < 1:
-        raise SystemExit(f"--lengths {text}: a length is at least 1")
-    return lengths
+def _groups(names: Sequence[str]) -> tuple[str, ...]:
+    """The groups by name or file; one that is not there is named alone, before anything else is looked at."""
+    for name in names:
+        task_named(name)
+    return tuple(names)
 
 
 # What is left beside the records, and what is printed ------------------------------------------------------------------

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ckda import transition
+from ckda.command import make_folder
 from ckda.experiments.tracking.figures import mechanism_figure, quaternions_figure
 from ckda.experiments.tracking.model import Tracker
 from ckda.experiments.tracking.penalties import inexactness
@@ -171,11 +172,8 @@ def _span(columns: np.ndarray, share: float = 0.99) -> np.ndarray:
 
 def run_command(args: argparse.Namespace) -> int:
     """Look, write JSON and figure, print the finding."""
-    try:
-        result = inspect(args.run, args.seed, args.length)
-    except ValueError as error:
-        raise SystemExit(f"ckda inspect track: {error}") from error
-    out = Path(args.out) if args.out else Path(args.run).resolve().parent.parent / "inspect"
+    out = make_folder(args.out) if args.out else Path(args.run).resolve().parent.parent / "inspect"
+    result = inspect(args.run, args.seed, args.length)
     name = f"{Path(args.run).stem}.seed{result['seed']}"
     path = write_json(out / f"{name}.json", result)
     mechanism_figure(result["mechanism"]).savefig(out / f"{name}.png", dpi=160)

@@ -80,11 +80,11 @@ def _quick_fit(seed: int) -> Fit:
 def run_command(args: argparse.Namespace) -> int:
     """Predict, write, draw, tell."""
     effort_of(args)
-    out = make_folder(args.out)
+    out = Path(args.out)
     path = args.fit or str(out / "fit.json")
     quick = args.smoke and not Path(path).exists()
     lists = {"cells": tuple(args.cells), "compute": tuple(args.compute)}
     result = run(filled(Config, args, fit=None if quick else path, **lists))
-    record = {"kind": "ckda scaling prediction"} | asdict(result)
+    record, out = {"kind": "ckda scaling prediction"} | asdict(result), make_folder(args.out)
     written = [write_json(out / "predict.json", record), figures.save(out / "predict.png", figures.predictions(result))]
     return tell(args, record, report.prediction_text(result), written)
