@@ -98,7 +98,8 @@ class Trainer:
         held_out = TokenStore(data, "held_out")
         if len(held_out) < recipe.length and world.main:
             print(
-                f"no validation: {data} holds out {len(held_out)} tokens, fewer than one sequence of {recipe.length}",
+                f"no validation: {data} holds out {len(held_out)} tokens, fewer than one sequence of {recipe.length}; "
+                "a shorter --length, or `ckda lm prepare --held-out 0.1`, makes room for one",
                 file=sys.stderr,
             )
         self.eval_data = (
@@ -174,7 +175,7 @@ class Trainer:
         manifest = checkpoint.read_manifest(path, verify=False)
         if manifest["key"] != self.recipe.key():
             differ = differing(self.recipe.key(), manifest["key"])
-            raise ValueError(f"{path} is of another run: {', '.join(differ)} differ; choose another --out, or --fresh")
+            raise ValueError(f"{path} is of another run: {', '.join(differ)}; choose another --out, or --fresh")
         self._load(path, manifest)
 
     def branch(self, path: Path) -> None:
@@ -183,7 +184,7 @@ class Trainer:
         theirs = Recipe.of(manifest["recipe"]).trunk_key()
         differ = differing(self.recipe.trunk_key(), theirs)
         if differ:
-            raise ValueError(f"{path} cannot be branched from: {', '.join(differ)} differ from the trunk's")
+            raise ValueError(f"{path} cannot be branched from: {', '.join(differ)}")
         if self.recipe.branch != manifest["step"]:
             raise ValueError(f"branch is {self.recipe.branch}, but {path} is of update {manifest['step']}")
         self._load(path, manifest)
@@ -193,9 +194,7 @@ class Trainer:
             raise ValueError(f"{path} was trained on other tokens than {self.train_data.store.folder}")
         differ = differing(self._config(), manifest["config"], but=HOW)
         if differ:
-            raise ValueError(
-                f"{path} is of another model: {', '.join(differ)} differ; choose another --out, or --fresh"
-            )
+            raise ValueError(f"{path} is of another model: {', '.join(differ)}; choose another --out, or --fresh")
         checkpoint.load(path, self.tensors(), self.world)
         self._set_count(manifest["step"])
 
@@ -276,7 +275,7 @@ class Trainer:
                 late = time.perf_counter() - began > self.options.time_limit
                 last = self.step == recipe.steps
                 stopped = self._agree(None if last else signalled() or ("time limit" if late else None))
-                if self.step % recipe.log_every == 0:
+                if log.is_due(self.step):
                     log.send()
                 if last or self.step % recipe.eval_every == 0:
                     self._validate(log)
@@ -459,8 +458,14 @@ def _adamw(named: dict[str, nn.Parameter], recipe: Recipe, device: torch.device)
 
 
 def differing(ours: dict[str, Any], theirs: dict[str, Any], but: Sequence[str] = ()) -> list[str]:
-    """The names whose values are not the same."""
-    return [name for name, value in ours.items() if name not in but and theirs.get(name) != value]
+    """What is not the same, each with both values.
+
+    Example:
+        >>> differing({"lr": 0.1, "steps": 30}, {"lr": 0.1, "steps": 60})
+        ['steps is 60 there and 30 here']
+    """
+    names = [name for name, value in ours.items() if name not in but and theirs.get(name) != value]
+    return [f"{name} is {theirs.get(name)} there and {ours[name]} here" for name in names]
 
 
 def _flops(model: nn.Module, length: int) -> float | None:

@@ -1,6 +1,7 @@
 """``ckda lm``, a file a command: its configuration, ``run(config) -> result``, and the options that fill the configuration."""
 
 import argparse
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ class ModelChoice:
 def choose_model(args: argparse.Namespace, out: Path) -> ModelChoice:
     """The model of the options; in a smoke run a tiny one that is trained now."""
     from ckda.command import filled, pick_device
+    from ckda.lm.models import unfinished
     from ckda.lm.tiny import tiny_run
 
     device = pick_device(args.device)
@@ -49,4 +51,6 @@ def choose_model(args: argparse.Namespace, out: Path) -> ModelChoice:
         return filled(ModelChoice, args, model=str(tiny_run(out / "tiny", args.seed)), device=device)
     if args.model is None:
         raise ValueError("name a model folder, a training run or a checkpoint")
+    if (note := unfinished(args.model)) is not None:
+        print(note, file=sys.stderr)
     return filled(ModelChoice, args, device=device)

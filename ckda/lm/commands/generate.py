@@ -51,8 +51,9 @@ class Text:
 
 
 def run(choice: ModelChoice, wanted: Generation, show: Callable[[str], None] = lambda piece: None) -> Text:
-    """The continuation of the prompt; `show` sees it piece by piece."""
+    """The continuation of the prompt; `show` sees the prompt, then the rest piece by piece."""
     model, tokenizer = choice.load(), choice.load_tokenizer()
+    show(wanted.prompt)
     end = tokenizer.token_to_id(end_token(tokenizer))
     began, pieces = time.perf_counter(), []
     for piece in stream(model, tokenizer, **asdict(wanted), end=end):
@@ -75,7 +76,6 @@ def run_command(args: argparse.Namespace) -> int:
         if not args.json:
             print(piece, end="", flush=True)
 
-    show(prompt)
     result = {"what": "ckda lm generate"} | asdict(run(choice, wanted, show))
     write_json(out / "generate.json", result)
     print(json.dumps(result) if args.json else "")

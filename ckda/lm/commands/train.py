@@ -77,9 +77,10 @@ def status(stopped: str | None) -> int:
 def _tell(result: TrainResult, out: Path) -> None:
     parts = [f"{result.model}: {result.parameters / 1e6:.2f} M parameters, update {result.step}"]
     if result.loss is not None:
-        parts.append(f"loss {result.loss:.4f}")
+        parts.append(f"loss {result.loss:.4f} (mean of the last {min(10, result.step)} updates)")
     if result.held_out_loss is not None:
-        parts.append(f"held out {result.held_out_loss:.4f}")
+        then = result.validations[-1].step
+        parts.append(f"held out {result.held_out_loss:.4f}" + ("" if then == result.step else f" (at update {then})"))
     if result.tokens_per_second:
         parts.append(f"{result.tokens_per_second:,.0f} tokens/s")
     if result.mfu:

@@ -50,7 +50,9 @@ def test_smoke_run_leaves_everything_and_is_read_back(tmp_path, capsys, refused)
     stamp = (tmp_path / "runs/ckda+smoke.json").stat().st_mtime_ns
     assert main(command) == 0
     assert (tmp_path / "runs/ckda+smoke.json").stat().st_mtime_ns == stamp  # nothing was trained again
-    assert "ckda+smoke " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "ckda+smoke " in said
+    assert "published" not in said + page  # the paper's numbers do not stand beside those of a smoke run
     assert main(["inspect", "audio", str(tmp_path / "runs/ckda+smoke.pt"), "--length", "24", "--json"]) == 0
     seen = json.loads(capsys.readouterr().out)
     assert len(seen["heads"]) == 8
