@@ -152,9 +152,12 @@ def _called(argv: Sequence[str]) -> tuple[list[str], Verb | None]:
 
 
 _EPILOG = """\
-first:        ckda demo                       two minutes on a CPU, one page with pictures
-then:         ckda track S3 --recipe quick    ckda track --recipes    ckda VERB --help
-exit status:  0 done, 1 a check failed, 2 wrong use, 3 stopped early (the same command goes on), 130 interrupted
+first:        ckda demo       two minutes on a CPU, one page with pictures
+then:         ckda track S3 --recipe quick
+              ckda track --recipes
+              ckda VERB --help
+exit status:  0 done, 1 a check failed, 2 wrong use, 130 interrupted,
+              3 stopped early (the same command goes on)
 """
 
 

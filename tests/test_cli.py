@@ -37,7 +37,7 @@ def test_bare_ckda_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> No
     text = capsys.readouterr().out
     assert all(verb in text for verb in cli.VERBS)
     assert "exit status" in text
-    assert max(map(len, text.splitlines())) <= 120
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_version_and_module() -> None:

@@ -157,7 +157,9 @@ def table(result: TrackResult) -> tuple[list[str], list[list[str]]]:
         spread = " ".join(f"{v:.2f}" for v in one.scores[middle[-1]]) if middle else ""
         values = [f"{one.at(n):.3f}" if n in one.scores else "-" for n in lengths]
         rows.append([name, *values, spread, " ".join(f"{v:g}" for v in known) if known else ""])
-    return ["run", *map(str, lengths), f"all seeds at {middle_length(result)}", "published at 32, 128, 512"], rows
+    head = ["run", *map(str, lengths), f"all seeds at {middle_length(result)}", "published at 32, 128, 512"]
+    beside = any(row[-1] for row in rows)
+    return (head, rows) if beside else (head[:-1], [row[:-1] for row in rows])
 
 
 def markdown(result: TrackResult) -> str:
