@@ -176,6 +176,8 @@ def run(
     world.wait()
     config = config_of(training.model, backend=training.backend)
     if not training.fresh and (known := _known(out, training.recipe, config)) is not None:
+        if world.main:
+            say(f"{out} is complete: told again, not trained again (--fresh trains anew)")
         return known if world.main else None
     store = TokenStore(training.data)
     if training.verify and world.main:

@@ -179,6 +179,9 @@ def test_a_toy_trains_in_a_moment_and_says_what_it_does(
     assert said.out.startswith("def")
     assert said.err == f"{out} is not finished: this is its checkpoint of update 1 of 50\n"
     one_line([*words, "--steps", "40"], "steps is 50 there and 40 here", capsys)
+    done = ["lm", "train", "--config", str(run / "training.json"), "--device", "cpu", "--out", str(run)]
+    assert main(done) == 0
+    assert capsys.readouterr().err == f"{run} is complete: told again, not trained again (--fresh trains anew)\n"
 
 
 def test_slow_updates_are_told_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

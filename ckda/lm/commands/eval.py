@@ -75,7 +75,8 @@ def run_command(args: argparse.Namespace) -> int:
         print(json.dumps(result))
         return 0
     for task, measures in scores.results.items():
-        shown = "  ".join(f"{k} {v:.4f}" for k, v in measures.items() if "stderr" not in k and k != "documents")
+        measured = {k: v for k, v in measures.items() if "stderr" not in k and k != "documents"}
+        shown = "  ".join(f"{k} {v:,.0f}" if k == "tokens" else f"{k} {v:.4f}" for k, v in measured.items())
         print(f"{task:<14} {shown}")
     print(f"in {out / 'eval.json'}")
     return 0
