@@ -49,5 +49,14 @@ def run_command(args: argparse.Namespace) -> int:
     else:
         jobs = {**run_local(todo, args.ranks, every(0))}
     write_json(out / "ladder.json", {"what": "ckda lm ladder", "launcher": args.launcher, "jobs": jobs})
-    print(json.dumps(jobs) if args.json else "\n".join(f"{name}: {job}" for name, job in jobs.items()))
+    print(json.dumps(jobs) if args.json else "\n".join(f"{name}: {_words(job)}" for name, job in jobs.items()))
     return max((job for job in jobs.values() if isinstance(job, int)), default=0)
+
+
+def _words(job: int | str) -> str:
+    """An exit status in words, or the name of a SLURM job."""
+    return (
+        {0: "done", 3: "stopped early", 130: "interrupted"}.get(job, f"failed with status {job}")
+        if isinstance(job, int)
+        else job
+    )
