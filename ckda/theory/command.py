@@ -264,7 +264,8 @@ def _show(args: argparse.Namespace) -> int:
         print(json.dumps({"name": name, "claims": described, "picture": picture and str(picture)}))
         return 0
     if not found:
-        print(f"{name}\n\n{inspect.getdoc(DRAWINGS[name])}\n")
+        text = inspect.getdoc(DRAWINGS[name]) or ""
+        print(f"{text}\n" if text.startswith(name) else f"{name}\n\n{text}\n")
     for label in found:
         print(f"{label}: {CLAIMS[label].statement}\n\n{_explain(CLAIMS[label])}\n")
     print(f"drawn: {picture}" if picture else "there is no drawing of this one")
