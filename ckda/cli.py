@@ -182,6 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.print_help()
             return 0
         args, unknown = parser.parse_known_args(argv)
+        words = args.parser.prog.split()[1:]  # with the action of a verb that has some
         if unknown:
             args.parser.error(f"unknown: {' '.join(unknown)}")
         return int(import_module(args.verb.module).run_command(args) or 0)

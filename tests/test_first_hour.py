@@ -194,11 +194,14 @@ def test_numbers_are_refused_in_words(words: list[str], told: str, capsys: pytes
             r"SIZE:ARM with a size of tiny, 47M.*an arm of",
         ),
         (["lm", "train", "--data", "x", "--model", "tiny:kda"], r"give either --tokens or --steps$"),
+        (["needle", "x", "--lengths", "12x"], r"^ckda needle: --lengths 12x: '12x' is no whole number; give whole"),
+        (["theory", "compile", "Foo"], r"^ckda theory compile: 'Foo' is no group known here"),
         (["lm", "generate", "nosuch", "--prompt", "hello"], r"^ckda lm generate: nosuch is neither"),
     ],
 )
 def test_names_that_are_not_there(words: list[str], told: str, refused: Callable, tmp_path: Path) -> None:
-    refused([*words, "--device", "cpu", "--out", str(tmp_path)], told)
+    device = [] if words[0] == "theory" else ["--device", "cpu"]
+    refused([*words, *device, "--out", str(tmp_path)], told)
 
 
 def test_recipes_show_how_a_value_is_written(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ckda.command import every, filled, make_folder, pick_names
+from ckda.command import every, filled, make_folder, pick_names, pick_whole
 from ckda.lm.commands import ModelChoice, choose_model
 from ckda.lm.extras import require
 from ckda.lm.figures import needle_figure
@@ -270,7 +270,7 @@ def run_command(args: argparse.Namespace) -> int:
     if args.smoke:
         args.lengths, args.samples, args.max_new, text = "1024", 2, 8, text or GRASS
     tasks = tuple(pick_names(args.tasks, tuple(KINDS), {}, "--tasks"))
-    wanted = filled(Haystacks, args, tasks=tasks, lengths=tuple(map(int, args.lengths.split(","))), text=text)
+    wanted = filled(Haystacks, args, tasks=tasks, lengths=pick_whole(args.lengths, "--lengths"), text=text)
     began, say = time.perf_counter(), every(0, args.json)
 
     def show(task: str, length: int, accuracy: float, fraction: float) -> None:

@@ -209,13 +209,13 @@ def test_damaged_and_foreign_checkpoints(tokens: Path, tmp_path: Path, capsys: p
         checkpoint.load(last, one.tensors(), ALONE)
     assert checkpoint.newest(folder, ALONE) == folder / "step-00000006"
     assert "passing over" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="another run: lr is .* there and .* here"):
+    with pytest.raises(ValueError, match=r"another run: lr is .* there and .* here"):
         trainer(tokens, tmp_path, steps=12, lr=0.5).load(folder / "step-00000006")
     with pytest.raises(ValueError, match="no checkpoint"):
         checkpoint.read_manifest(tmp_path)
     other = trainer(tokens, tmp_path, steps=12)
     other.plain.config.mixer = "kda"  # the same shapes
-    with pytest.raises(ValueError, match="another model: mixer is .* there"):
+    with pytest.raises(ValueError, match=r"another model: mixer is .* there"):
         other.load(folder / "step-00000006")
 
 
