@@ -25,6 +25,9 @@ def test_ranks_equal_one_device() -> None:
         assert result["float32"] <= 2
         assert result["bytes"]["sent"] == result["bytes"]["stated"]
         assert result["finite"] == [True, False, True]
+    assert sorted(ranks[0]["training"]) == ["joined", "separate"]
+    for errors in ranks[0]["training"].values():
+        assert worst(errors)[1] < 1e-5, worst(errors)  # three updates in float32
     check_refusals([result["refusals"] for result in ranks])
 
 

@@ -1,6 +1,9 @@
 """One rank of four: operator, layers and language model over two and four ranks against one device. Returns errors."""
 
+import os
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -8,6 +11,10 @@ import torch
 from torch import Tensor, distributed
 
 from ckda.layers.mixers import build_mixer
+from ckda.lm.parallel import World, join
+from ckda.lm.recipe import Recipe
+from ckda.lm.tiny import tiny_tokens
+from ckda.lm.train import Options, Trainer
 from ckda.models import ComplexKDAConfig, ComplexKDAForCausalLM
 from ckda.models.loss import next_token_labels
 from ckda.ops import context as room
@@ -131,7 +138,7 @@ def layer_cases(contexts: dict[str, Context]) -> dict[str, Any]:
 
 def small_model(**options: Any) -> ComplexKDAForCausalLM:
     sizes = {"hidden_size": 12, "intermediate_size": 16, "num_hidden_layers": 2, "num_heads": 2, "head_dim": 4}
-    return ComplexKDAForCausalLM(ComplexKDAConfig(vocab_size=17, **sizes, **options))
+    return ComplexKDAForCausalLM(ComplexKDAConfig(**{"vocab_size": 17} | sizes | options))
 
 
 def model_cases(contexts: dict[str, Context]) -> dict[str, Any]:
@@ -156,6 +163,39 @@ def model_cases(contexts: dict[str, Context]) -> dict[str, Any]:
             loss.backward()
             ours = {"loss": context.sum(loss.detach())} | summed(gradients(model), context)
             out[f"model{', recomputed' * recomputed}; {where}"] = error(ours, exact)
+    return out
+
+
+def training_cases() -> dict[str, Any]:
+    """A short run, two pairs that share time, weights over all four by FSDP2, against one rank: all that the log holds."""
+    out = {}
+    folder = Path(os.environ["CONTEXT_FOLDER"])  # made before the ranks were
+    world, alone = join("cpu"), World(0, 1, torch.device("cpu"))
+    for documents in ("joined", "separate"):
+        recipe = Recipe(
+            steps=3,
+            length=16,
+            batch=4,
+            warmup=1,
+            lr=1e-2,
+            dtype="fp32",
+            documents=documents,
+            log_every=1,
+            eval_tokens=96,
+        )
+        results = []
+        for name, ranks in (("one", alone), ("four", world)):
+            how = Options(parallel="fsdp", context=2) if ranks is world else Options()
+            where = folder / f"{documents}-{name}-{world.rank if ranks is alone else 0}"
+            trainer = Trainer(lambda: small_model(vocab_size=512), folder / "tokens", recipe, where, ranks, how)
+            outcome = trainer.run()
+            columns = ("loss", "grad_norm", "held_out_loss")
+            rows = {
+                name: [getattr(row, name) for row in outcome.rows if getattr(row, name) is not None] for name in columns
+            }
+            results.append({name: torch.tensor(values, dtype=torch.float64) for name, values in rows.items()})
+        if world.main:
+            out[documents] = error(results[1], results[0])
     return out
 
 
@@ -238,6 +278,7 @@ def main() -> dict[str, Any]:
         "operator": exact_cases(contexts) | backends(contexts["4 ranks"]),
         "layers": layer_cases(two_kinds),
         "model": model_cases(two_kinds),
+        "training": training_cases(),
         "float32": float32_excess(four),
         "bytes": bytes_sent(four),
         "finite": not_finite(four),
@@ -248,4 +289,7 @@ def main() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    fork(main, 4)
+    with tempfile.TemporaryDirectory() as made:
+        os.environ["CONTEXT_FOLDER"] = made
+        tiny_tokens(Path(made) / "tokens")
+        fork(main, 4)
