@@ -27,8 +27,9 @@ from ckda.lm import checkpoint
 from ckda.lm.data import Sampler, TokenStore
 from ckda.lm.log import Log, NotFinite, Row
 from ckda.lm.parallel import World, blocks_of, share_time, spread
-from ckda.lm.recipe import Recipe, flops_per_token
+from ckda.lm.recipe import Recipe
 from ckda.lm.replay import Replay
+from ckda.models.ladder import flops_per_token
 from ckda.models.loss import IGNORED, next_token_labels
 from ckda.ops.context import Context
 
