@@ -3,7 +3,8 @@
     torchrun --nproc-per-node 2 -m ckda.compat.torchtitan.cpu --module ckda.compat.torchtitan --config train ...
 
 torchtitan 0.3 asks torch which accelerator there is and takes CUDA where there is none. Here the answer is the CPU, with gloo
-between ranks, and what it asks of a GPU besides (a name, memory) is answered by zeros.
+between ranks, and what it asks of a GPU besides (a name, memory) is answered by zeros. It also calls
+``torch.distributed.set_timeout``, which torch 2.13 has under another name.
 """
 
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 import torch._utils
+from torch import distributed
 
 __all__ = ["main"]
 
@@ -36,6 +38,8 @@ def main() -> None:
     for name, answer in _ANSWERS.items():
         if name not in vars(torch.cpu) or name == "current_device":
             setattr(torch.cpu, name, answer)
+    if not hasattr(distributed, "set_timeout"):
+        distributed.set_timeout = distributed.distributed_c10d._set_pg_timeout  # type: ignore[attr-defined]
     from torchtitan.train import main as train
 
     train()

@@ -47,7 +47,7 @@ class Model(BaseModel):
 
         def update_from_config(self, *, config: Any, **kwargs: Any) -> None:
             """What the trainer's configuration says about the model."""
-            self.name = config.model
+            self.name = config.model_spec.flavor = config.model
 
         def get_nparams_and_flops(self, model: Any, seq_len: int) -> tuple[int, int]:
             """Parameters, and the FLOPs of a trained token."""
@@ -109,15 +109,27 @@ class Model(BaseModel):
 
 
 class Adapter(StateDictAdapter):
-    """Between torchtitan's checkpoints and a folder as transformers reads it: the names differ by a prefix."""
+    """Between torchtitan's checkpoints and a folder as transformers reads it: the names differ by a prefix, and a matrix that
+    is both embedding and head is kept once there."""
+
+    @property
+    def tied(self) -> bool:
+        """Whether one matrix is embedding and head."""
+        return configuration(self.model_config.name).tie_word_embeddings
 
     def to_hf(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Our model's names."""
-        return {name.removeprefix("hf."): value for name, value in state_dict.items()}
+        out = {name.removeprefix("hf."): value for name, value in state_dict.items()}
+        if self.tied:
+            out.pop("lm_head.weight", None)
+        return out
 
     def from_hf(self, hf_state_dict: dict[str, Any]) -> dict[str, Any]:
         """The names in :class:`Model`."""
-        return {f"hf.{name}": value for name, value in hf_state_dict.items()}
+        out = {f"hf.{name}": value for name, value in hf_state_dict.items()}
+        if self.tied:
+            out["hf.lm_head.weight"] = out["hf.model.embed_tokens.weight"]
+        return out
 
 
 def parallelize(
@@ -153,6 +165,9 @@ def parallelize(
         fully_shard(block, **options, reshard_after_forward=reshard)
     fully_shard(model, **options)
     disable_fsdp_gradient_division(model)
+    if options["mesh"].device_type == "cpu":  # gloo can only add
+        for module in (*model.layers, model):
+            module.set_force_sum_reduction_for_comms(True)
     return model
 
 
