@@ -90,12 +90,6 @@ class Context:
         """This rank's pieces."""
         return self.owned(self.rank, self.size, self.zigzag)
 
-    @property
-    def order(self) -> list[int]:
-        """Where each piece stands when the ranks' pieces are laid end to end."""
-        owners = [p for rank in range(self.size) for p in self.owned(rank, self.size, self.zigzag)]
-        return [owners.index(p) for p in range(len(owners))]
-
     def piece_length(self, T: int) -> int:
         """L, of T tokens on a rank."""
         if T % self.per_rank:
@@ -111,9 +105,16 @@ class Context:
 
     def gather(self, x: Tensor) -> Tensor:
         """[n, ...] of this rank's pieces -> [P, ...] of all, in order. No gradient."""
+        x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(self.size)]
-        distributed.all_gather(parts, x.contiguous(), group=self.group)
-        return torch.cat(parts)[self.order]
+        distributed.all_gather(parts, x, group=self.group)
+        owners = [self.owned(rank, self.size, self.zigzag) for rank in range(self.size)]
+        held = {p: piece for own, part in zip(owners, parts, strict=True) for p, piece in zip(own, part, strict=True)}
+        return torch.stack([held[p] for p in range(self.num_pieces)])
+
+    def own(self, x: Tensor) -> Tensor:
+        """[P, ...] -> [n, ...], those of this rank's pieces."""
+        return torch.stack([x[p] for p in self.pieces])
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum over ranks. No gradient."""
@@ -226,9 +227,6 @@ class _Spans(NamedTuple):
             (first < end) & (end < last),
             torch.where(first == last, piece == 0, (start < last) & (last <= end)),
         )
-
-    def of_pieces(self, pieces: tuple[int, ...]) -> "_Spans":
-        return _Spans(*(x[list(pieces)] for x in self))
 
 
 def _passes(spans: _Spans, packed: bool) -> Tensor:
@@ -366,7 +364,7 @@ class _Close(torch.autograd.Function):
             if ctx.want:
                 dend = _where(x.ends, context.sum(dfinal.to(dtype)).expand_as(dend))
                 E = E + _chosen(x.enters, x.M.mT @ dend, ctx.packed)
-            leaving = _fold_back(x.M_all, context.gather(E), x.passes)[list(context.pieces)].to(dtype)
+            leaving = context.own(_fold_back(x.M_all, context.gather(E), x.passes)).to(dtype)
             dend = dend + _where(x.leaves, leaving.expand_as(dend))
         return do, dend, *(None,) * (3 + len(x))
 
@@ -381,7 +379,7 @@ def _enter(call: Call, local: Call, context: Context) -> tuple[Tensor, _Known]:
     """Steps 1 to 3: the states [n, C, HV, K, V] that enter this rank's pieces."""
     n, packed, (K, V) = context.per_rank, call.cu_seqlens is not None, (call.q.shape[-1], call.v.shape[-1])
     spans = _Spans.of(call, context)
-    own, passes = spans.of_pieces(context.pieces), _passes(spans, packed)
+    own, passes = _Spans(*map(context.own, spans)), _passes(spans, packed)
     begin, eye = call.start_state(), torch.eye(K, dtype=call.state_dtype, device=call.q.device)
     entered = torch.cat([torch.zeros_like(begin), eye.expand(*begin.shape[:-1], K)], -1)
     fresh = torch.cat([begin, torch.zeros_like(entered[..., V:])], -1)
@@ -391,7 +389,7 @@ def _enter(call: Call, local: Call, context: Context) -> tuple[Tensor, _Known]:
     every = context.gather(_chosen(own.leaves, ends, packed))
     M_all = every[..., V:].contiguous()
     with full_precision(call.q.device):
-        entering = _fold(M_all, every[..., :V], passes)[list(context.pieces)].to(call.state_dtype)
+        entering = context.own(_fold(M_all, every[..., :V], passes)).to(call.state_dtype)
     return entering, _Known(R, ends[..., V:].contiguous(), M_all, passes, *own)
 
 
@@ -441,19 +439,19 @@ class _Shift(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, context: Context) -> Tensor:
         ctx.context = context
-        return _shifted(x, context, 1)
+        return _shifted(x, context, later=True)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dx: Tensor) -> Any:
-        return _shifted(dx, ctx.context, -1), None
+        return _shifted(dx, ctx.context, later=False), None
 
 
-def _shifted(x: Tensor, context: Context, by: int) -> Tensor:
-    """[n, ...] -> [n, ...] of the pieces `by` before this rank's; zero outside."""
+def _shifted(x: Tensor, context: Context, later: bool) -> Tensor:
+    """[n, ...] -> [n, ...]: what the piece before has, `later`, or the piece after; zero outside."""
     every = context.gather(x)
-    wanted = [p - by for p in context.pieces]
-    return torch.stack([every[p] if 0 <= p < len(every) else torch.zeros_like(every[0]) for p in wanted])
+    outside = torch.zeros_like(every[:1])
+    return context.own(torch.cat([outside, every[:-1]] if later else [every[1:], outside]))
 
 
 def previous_tails(x: Tensor, size: int, context: Context) -> Tensor:

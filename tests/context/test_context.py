@@ -27,7 +27,9 @@ def test_ranks_equal_one_device() -> None:
         assert result["finite"] == [True, False, True]
     assert sorted(ranks[0]["training"]) == ["joined", "separate"]
     for errors in ranks[0]["training"].values():
-        assert worst(errors)[1] < 1e-5, worst(errors)  # three updates in float32
+        # three updates in float32; AdamW makes the next gradient of a rounding error in one that is nearly zero
+        assert max(errors["loss"], errors["held_out_loss"]) < 1e-5
+        assert errors["grad_norm"] < 1e-3
     check_refusals([result["refusals"] for result in ranks])
 
 
@@ -66,3 +68,12 @@ def test_without_ranks_it_says_so() -> None:
     assert "RANK" not in os.environ
     with pytest.raises(ValueError, match="there is no process group; start with torchrun"):
         _ = Context().num_pieces
+
+
+@pytest.mark.gpu
+def test_ranks_on_a_gpu_are_as_exact_as_one_call() -> None:
+    """Errors against float64 within twice those of one call on the same GPU, plus a rounding."""
+    first, _ = launch(Path(__file__).with_name("gpu_worker.py"))
+    assert len(first) == 8
+    print(first)
+    assert not {case: found for case, found in first.items() if found[2] > 2}
