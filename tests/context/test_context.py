@@ -1,12 +1,13 @@
 """The operator, layers and language model over two and four gloo ranks equal one device, and send what is stated."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ckda.ops.context import Context
+from ckda.ops.context import Context, exchanged_bytes
 from tests.context.ranks import launch
 
 ROUNDING = 1e-13  # of float64, in units of the largest entry
@@ -68,6 +69,19 @@ def test_without_ranks_it_says_so() -> None:
     assert "RANK" not in os.environ
     with pytest.raises(ValueError, match="there is no process group; start with torchrun"):
         _ = Context().num_pieces
+
+
+def test_the_guide_states_the_bytes() -> None:
+    page = (Path(__file__).parents[2] / "docs/context.md").read_text()
+    for row, backward in (("forward", False), ("backward", True)):
+        (stated,) = re.findall(rf"^\| {row} \|.*\| (\d+) MiB \|$", page, flags=re.M)
+        assert int(stated) * 2**20 == exchanged_bytes(16, 128, 128, backward=backward)
+
+
+@pytest.mark.exhaustive
+def test_a_layer_over_ranks_compiles_in_one_graph() -> None:
+    for differences in launch(Path(__file__).with_name("compile_worker.py")):
+        assert max(differences) < 1e-6
 
 
 @pytest.mark.gpu
