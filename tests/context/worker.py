@@ -31,8 +31,17 @@ CASES: dict[str, dict[str, Any]] = {
     "packed": {"B": 1, "cu_seqlens": [0, 0, 3, 19, 22, 30, 72], "T": 72, "initial": True, "HV": 4},
     "packed at the bounds": {"B": 1, "cu_seqlens": [0, 9, 9, 36, 54, 72, 72], "T": 72},
     "one packed sequence": {"B": 1, "cu_seqlens": [0, 72], "T": 72, "initial": True, "gate": None, "beta_range": None},
+    "nothing is forgotten": {"gate": None, "beta_range": None, "initial": True, "lasting": True},
     "wide heads in two calls": {"B": 1, "H": 1, "K": 130, "V": 129, "T": 16, "initial": True},
 }
+
+
+def build(lasting: bool = False, **sizes: Any) -> Call:
+    """A call; `lasting`: every transition is orthogonal, so that the first token counts as much as the last."""
+    call = make_call(**sizes)
+    if lasting:
+        call |= {"g": torch.zeros_like(call["g"]), "beta": torch.full_like(call["beta"], 2.0)}
+    return call
 
 
 def spread(context: Context, **options: Any) -> Callable[[Call], tuple[Tensor, Tensor]]:
@@ -56,7 +65,7 @@ def summed(results: Results, context: Context) -> Results:
     names = [n for n in results if n[0] == "d"]
     total = context.sum(torch.cat([results[n].flatten() for n in names]))
     parts = total.split([results[n].numel() for n in names])
-    return results | {n: part.view_as(results[n]) for n, part in zip(names, parts, strict=True)}
+    return results | {n: part.view_as(results[n]).to(results[n].dtype) for n, part in zip(names, parts, strict=True)}
 
 
 def error(ours: Results, exact: Results) -> dict[str, float]:
@@ -67,7 +76,7 @@ def error(ours: Results, exact: Results) -> dict[str, float]:
 def exact_cases(contexts: dict[str, Context]) -> dict[str, Any]:
     out = {}
     for name, sizes in CASES.items():
-        call = make_call(**{"T": 48} | sizes)
+        call = build(**{"T": 48} | sizes)
         exact = run(call, "reference" if sizes.get("K", 0) < 100 else "chunked")
         for where, context in contexts.items():
             ours = summed(run(call, spread(context)), context)
