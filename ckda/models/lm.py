@@ -182,14 +182,14 @@ class ComplexKDAModel(ComplexKDAPreTrainedModel):
         """
         _refuse_unknown(kwargs)
         if context is not None:
-            self._check_context(past_key_values, use_cache)
+            self._check_context(past_key_values, use_cache, attention_mask)
             use_cache = False
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         x = x.to(autocast_dtype(x.device) or x.dtype)
         cache = self._cache(past_key_values, use_cache, cu_seqlens)
-        arguments = self._arguments(x, attention_mask, position_ids, cache, cu_seqlens)
+        arguments = self._arguments(x, attention_mask, position_ids, cache, cu_seqlens, context)
         hidden: list[Any] = []
         for mixer, layer in zip(self.mixers, self.layers, strict=True):
             if output_hidden_states:
@@ -219,15 +219,17 @@ class ComplexKDAModel(ComplexKDAPreTrainedModel):
             raise ValueError(f"past_key_values is a {type(given).__name__}; it must be a ModelCache of ckda.models")
         return ModelCache(self.config) if given is None else given
 
-    def _check_context(self, past_key_values: ModelCache | None, use_cache: bool | None) -> None:
+    def _check_context(
+        self, past_key_values: ModelCache | None, use_cache: bool | None, attention_mask: Tensor | None
+    ) -> None:
         """Refuse what cannot be spread over ranks."""
-        attention = sorted({mixer for mixer in self.mixers if mixer in ATTENTION})
-        if attention:
-            raise ValueError(
-                f"context is given, but the stack has {', '.join(attention)}; only recurrent mixers are spread over time"
-            )
         if past_key_values is not None or use_cache:
             raise ValueError("context is given with a cache; ranks share one pass over the whole sequence, without one")
+        attention = sorted({mixer for mixer in self.mixers if mixer in ATTENTION})
+        if attention and attention_mask is not None:
+            raise ValueError(
+                f"context and attention_mask are given, but {', '.join(attention)} would need all ranks' masks"
+            )
 
     def _arguments(
         self,
@@ -236,6 +238,7 @@ class ComplexKDAModel(ComplexKDAPreTrainedModel):
         position_ids: Tensor | None,
         cache: ModelCache | None,
         cu_seqlens: Tensor | None,
+        context: Context | None,
     ) -> dict[bool, dict[str, Any]]:
         """The blocks' arguments, for those without and those with a window."""
         B, T = x.shape[:2]
@@ -248,12 +251,19 @@ class ComplexKDAModel(ComplexKDAPreTrainedModel):
             shared["attention_mask"] = padding[:, seen:]
         kinds = {ATTENTION[mixer] for mixer in self.mixers if mixer in ATTENTION}
         if any(kind.rope for kind in kinds):
-            if position_ids is None:
+            if position_ids is None and context is not None:
+                whole = context.piece_length(T) * context.num_pieces
+                position_ids = context.part(_positions(whole, 0, x.device, None, cu_seqlens))
+            elif position_ids is None:
                 position_ids = _positions(T, seen, x.device, padding, cu_seqlens)
             shared["angles"] = rotary(position_ids, self.config.head_dim, self.config.rope_theta)
         result = {False: shared, True: shared}
         for windowed in {kind.windowed for kind in kinds}:
             window = self.config.sliding_window if windowed else None
+            if context is not None:
+                sight = Sight.over_ranks(T, context, device=x.device, window=window, cu_seqlens=cu_seqlens)
+                result[windowed] = shared | {"sight": sight}
+                continue
             sight = Sight.causal(
                 T,
                 device=x.device,

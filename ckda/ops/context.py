@@ -35,7 +35,7 @@ from torch.autograd.function import once_differentiable
 from ckda.ops.call import MAX_WIDTH, Call, check_call, wide_dtype
 from ckda.ops.dispatch import apply, choose, full_precision
 
-__all__ = ["Context", "complex_kda_context", "exchanged_bytes", "previous_tails"]
+__all__ = ["Context", "complex_kda_context", "exchanged_bytes", "gathered", "previous_tails"]
 
 
 @dataclass(frozen=True)
@@ -472,3 +472,28 @@ def previous_tails(x: Tensor, size: int, context: Context) -> Tensor:
         return x.new_empty(x.shape[0], n, 0, x.shape[2])
     tails = x.unflatten(1, (n, L))[:, :, L - size :].transpose(0, 1)
     return _Shift.apply(tails, context).transpose(0, 1)
+
+
+# All tokens on every rank, for attention ---------------------------------------------------------------------------------
+
+
+class _Gather(torch.autograd.Function):
+    """The whole of a tensor from its parts; in reverse, the sum of all ranks' gradients of the own part."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, context: Context) -> Tensor:
+        ctx.context = context
+        return context.whole(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dx: Tensor) -> Any:
+        return ctx.context.part(ctx.context.sum(dx)), None
+
+
+def gathered(x: Tensor, context: Context) -> Tensor:
+    """[B, T, ...] of this rank -> [B, P L, ...] of all ranks, in order, with gradients.
+
+    Every rank must call it, and its backward, in the same order.
+    """
+    return _Gather.apply(x, context)

@@ -54,7 +54,7 @@ def check_refusals(said: list[dict[str, Any]]) -> None:
             "cu_seqlens is [0, ..., 8]; it must be [0, ..., 32], over the tokens of all ranks"
         )
         assert sentences["short piece"].startswith("a piece has 2 tokens; it must have at least 3")
-        assert sentences["attention"].startswith("context is given, but the stack has gated-attention")
+        assert sentences["attention"].startswith("context and attention_mask are given, but gated-attention would need")
         assert sentences["labels"].startswith("labels are given with a context; give shift_labels")
 
 

@@ -151,27 +151,33 @@ def small_model(**options: Any) -> ComplexKDAForCausalLM:
 
 
 def model_cases(contexts: dict[str, Context]) -> dict[str, Any]:
-    """The loss of a language model and the gradients of its weights, activations recomputed."""
+    """The loss of language models and the gradients of their weights."""
     out = {}
-    torch.manual_seed(4)
-    model = small_model().double().train()
-    tokens = torch.randint(17, (1, 40))
-    cu = torch.tensor([0, 7, 23, 40])
-    labels = next_token_labels(tokens, cu)
-    count = int((labels != -100).sum())
-    loss = model(tokens, labels=tokens, cu_seqlens=cu).loss
-    loss.backward()
-    exact = {"loss": loss.detach()} | gradients(model)
-    for recomputed in (False, True):
-        if recomputed:
+    attention = {"hybrid": "attention", "hybrid_every": 2, "sliding_window": 9}
+    stacks: dict[str, Any] = {
+        "recurrent": {},
+        "recurrent, recomputed": {},
+        "hybrid": attention,
+        "hybrid, gated": attention | {"hybrid": "gated-attention"},
+        "hybrid, window": attention | {"hybrid": "sliding-attention"},
+    }
+    for name, options in stacks.items():
+        torch.manual_seed(4)
+        model = small_model(**options).double().train()
+        tokens, cu = torch.randint(17, (1, 40)), torch.tensor([0, 7, 23, 40])
+        labels = next_token_labels(tokens, cu)
+        loss = model(tokens, labels=tokens, cu_seqlens=cu).loss
+        loss.backward()
+        exact = {"loss": loss.detach()} | gradients(model)
+        if "recomputed" in name:
             model.gradient_checkpointing_enable()
         for where, context in contexts.items():
             model.zero_grad()
-            part = {"shift_labels": context.part(labels), "num_items_in_batch": count, "cu_seqlens": cu}
-            loss = model(context.part(tokens), context=context, **part).loss
+            part = {"shift_labels": context.part(labels), "num_items_in_batch": int((labels != -100).sum())}
+            loss = model(context.part(tokens), context=context, cu_seqlens=cu, **part).loss
             loss.backward()
             ours = {"loss": context.sum(loss.detach())} | summed(gradients(model), context)
-            out[f"model{', recomputed' * recomputed}; {where}"] = error(ours, exact)
+            out[f"{name}; {where}"] = error(ours, exact)
     return out
 
 
@@ -265,7 +271,7 @@ def refusals(context: Context) -> dict[str, str]:
         ),
         "cu_seqlens": said(context, **packed, cu_seqlens=torch.tensor([0, 8])),
         "short piece": sentence(lambda: layer(torch.zeros(1, 2, 8), context=context)),
-        "attention": sentence(lambda: hybrid(tokens, context=context)),
+        "attention": sentence(lambda: hybrid(tokens, attention_mask=torch.ones_like(tokens), context=context)),
         "labels": sentence(lambda: model(tokens, labels=tokens, context=context)),
     }
 
