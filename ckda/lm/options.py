@@ -92,6 +92,7 @@ def add_train(parser: Parser) -> None:
     add("--backend", default="auto", help="of the operator: auto, triton, fla, chunked")
     add("--parallel", choices=["auto", "none", "ddp", "fsdp"], default="auto", help="under torchrun")
     add("--gather", choices=["fp32", "bf16"], default="fp32", help="dtype in which FSDP moves weights")
+    add("--context", type=count, default=1, help="ranks that share each sequence's time axis (default: %(default)s)")
     add("--compile", action="store_true", help="every layer through torch.compile")
     add(
         "--no-graph",

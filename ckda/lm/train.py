@@ -26,11 +26,14 @@ from torch import Tensor, nn
 from ckda.lm import checkpoint
 from ckda.lm.data import Sampler, TokenStore
 from ckda.lm.log import Log, NotFinite, Row
-from ckda.lm.parallel import World, blocks_of, spread
-from ckda.lm.recipe import Recipe, flops_per_token
+from ckda.lm.parallel import World, blocks_of, share_time, spread
+from ckda.lm.recipe import Recipe
 from ckda.lm.replay import Replay
+from ckda.models.ladder import flops_per_token
+from ckda.models.loss import IGNORED, next_token_labels
+from ckda.ops.context import Context
 
-__all__ = ["NotFinite", "Options", "Outcome", "Trainer", "make_batch", "prefetched", "why_eager"]
+__all__ = ["NotFinite", "Options", "Outcome", "Trainer", "make_batch", "own_part", "prefetched", "why_eager"]
 
 #: why a run may stop before its end; where ranks differ, the later in this list counts
 REASONS = (None, "time limit", "SIGUSR1", "SIGTERM", "SIGINT")
@@ -45,6 +48,7 @@ class Options:
 
     parallel: str = "auto"  #: "auto" | "none" | "ddp" | "fsdp"
     gather: str = "fp32"  #: the dtype FSDP moves weights in: "fp32" | "bf16"
+    context: int = 1  #: neighbouring ranks that share the time axis of their sequences
     compile: bool = False  #: every layer through torch.compile
     graph: bool = True  #: record forward and backward as a CUDA graph where that can be, see :func:`why_eager`
     checkpointing: bool = False  #: recompute activations in the backward pass
@@ -93,7 +97,11 @@ class Trainer:
         options: Options = Options(),  # noqa: B008 - frozen
     ):
         self.recipe, self.out, self.world, self.options = recipe, Path(out), world, options
-        self.micro, self.num_micro = recipe.micro_batches(world.size)
+        self.context = share_time(world, options.context)
+        self.readers, self.reader = world.size // options.context, world.rank // options.context
+        self.micro, self.num_micro = recipe.micro_batches(self.readers)
+        if recipe.length % options.context:
+            raise ValueError(f"context is {options.context}; it must divide the length of a sequence, {recipe.length}")
         self.train_data = Sampler(TokenStore(data), recipe.length, recipe.seed, recipe.documents)
         held_out = TokenStore(data, "held_out")
         if len(held_out) < recipe.length and world.main:
@@ -201,8 +209,8 @@ class Trainer:
     # Batches ----------------------------------------------------------------------------------------------------------
 
     def numbers(self, step: int, part: int) -> np.ndarray:
-        """The sample numbers of this rank's micro-batch `part` of update `step`."""
-        first = step * self.recipe.batch + (part * self.world.size + self.world.rank) * self.micro
+        """The sample numbers of this rank's micro-batch `part` of update `step`; a context's ranks have the same."""
+        first = step * self.recipe.batch + (part * self.readers + self.reader) * self.micro
         return np.arange(first, first + self.micro)
 
     def batches(self, first: int, last: int) -> Iterator[dict[str, Any]]:
@@ -211,13 +219,16 @@ class Trainer:
             total = self.train_data.num_targets(np.arange(self.recipe.batch) + step * self.recipe.batch)
             for part in range(self.num_micro):
                 numbers = self.numbers(step, part)
-                yield make_batch(self.train_data, numbers, share=self.train_data.num_targets(numbers) / total)
+                share = self.train_data.num_targets(numbers) / total
+                yield own_part(make_batch(self.train_data, numbers, share), self.context)
 
     # The loop ---------------------------------------------------------------------------------------------------------
 
     def forward(self, batch: dict[str, Any], **options: Any) -> Tensor:
         """The mean loss of a micro-batch."""
         inputs = {k: v.to(self.world.device, non_blocking=True) for k, v in batch.items() if k != "share"}
+        if self.context is not None:
+            options["context"] = self.context
         half = self.recipe.dtype == "bf16"
         with torch.autocast(self.world.device.type, torch.bfloat16) if half else nullcontext():
             return self.model(**inputs, **options).loss
@@ -307,11 +318,12 @@ class Trainer:
         parts = [np.arange(i, min(i + self.micro, count)) for i in range(0, count, self.micro)]
         total = torch.zeros(2, dtype=torch.float64, device=self.world.device)
         self.model.eval()
-        for i in range(self.world.rank, -(-len(parts) // self.world.size) * self.world.size, self.world.size):
+        for i in range(self.reader, -(-len(parts) // self.readers) * self.readers, self.readers):
             # past the end nothing is counted, but every rank takes part in FSDP's collectives
             numbers = parts[i % len(parts)]
-            targets = data.num_targets(numbers) if i < len(parts) else 0
-            loss = self.forward(make_batch(data, numbers), use_cache=False, logits_to_keep=1)
+            batch = own_part(make_batch(data, numbers), self.context)
+            targets = data.num_targets(numbers) * batch["share"] if i < len(parts) else 0.0
+            loss = self.forward(batch, use_cache=False, logits_to_keep=1)
             total += torch.stack([loss.double() * targets, torch.full_like(loss, targets, dtype=torch.float64)])
         self.model.train()
         summed, targets = self.world.sum(total).tolist()
@@ -366,6 +378,18 @@ def make_batch(data: Sampler, numbers: np.ndarray, share: float = 1.0) -> dict[s
     labels[0, starts] = -100
     cu_seqlens = torch.tensor([*starts, labels.numel()], dtype=torch.int32)
     return {"input_ids": tokens.reshape(1, -1), "labels": labels, "cu_seqlens": cu_seqlens, "share": share}
+
+
+def own_part(batch: dict[str, Any], context: Context | None) -> dict[str, Any]:
+    """A micro-batch's tokens of this rank, where the ranks of `context` share its time axis. Labels are moved by one before they
+    are cut: the token after a rank's last is another rank's. `share` becomes that of the rank's own predicted tokens."""
+    if context is None:
+        return batch
+    labels = next_token_labels(batch["labels"], batch.get("cu_seqlens"))
+    own = context.part(labels)
+    share = batch["share"] * int((own != IGNORED).sum()) / int((labels != IGNORED).sum())
+    cut = {"input_ids": context.part(batch["input_ids"]), "shift_labels": own, "share": share}
+    return cut if "cu_seqlens" not in batch else cut | {"cu_seqlens": batch["cu_seqlens"]}
 
 
 @contextmanager
