@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ckda.bench import sweep
+from ckda.bench import host, sweep
 from ckda.command import add_common_arguments, make_folder, pick_device
 from ckda.ops import complex_kda, complex_kda_step
 from ckda.record import environment, write_json
@@ -297,6 +297,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peer", action="append", help="measure only this one; may be repeated")
     parser.add_argument("--shape", action="append", type=_shape, metavar="B,T,H,D", help="only this; may be repeated")
     parser.add_argument("--sweep", action="store_true", help="what each change of a call costs beside the main one")
+    parser.add_argument("--host", action="store_true", help="what issuing a call costs the host, and the first call")
     parser.add_argument("--row", action="append", help="of --sweep, only the main row and this one; may be repeated")
     parser.add_argument("--dtype", default=None, choices=["bfloat16", "float16", "float32"], help="of q, k, v and g")
 
@@ -363,6 +364,19 @@ def _run_sweep(args: argparse.Namespace, device: str, folder: Path) -> int:
     return 0
 
 
+def _run_host(args: argparse.Namespace, device: str, folder: Path) -> int:
+    """Time the host; host.json."""
+    found = host.rows(host.SMOKE if args.smoke else host.Sizes(), device, 2 if args.smoke else host.COUNT)
+    result = {"environment": environment(device), "count": host.COUNT} | found | {"bounds": host.bounds(found)}
+    for row, parts in found["host_ms"].items():
+        _say(f"{row:28} " + ", ".join(f"{part} {ms:.3f} ms" for part, ms in parts.items()))
+    if device == "cuda":
+        _say(f"first call {found['first_call_s']:.1f} s; a step in a graph, ms by batch: {found['step_in_graph_ms']}")
+    write_json(folder / "host.json", result)
+    print(json.dumps(result) if args.json else folder / "host.json")
+    return 0
+
+
 def run_command(args: argparse.Namespace) -> int:
     """Check, time, write bench.json and bench.png."""
     device = pick_device(args.device)
@@ -371,6 +385,8 @@ def run_command(args: argparse.Namespace) -> int:
     folder = make_folder(args.out)
     if args.sweep:
         return _run_sweep(args, device, folder)
+    if args.host:
+        return _run_host(args, device, folder)
     dtype = getattr(torch, args.dtype or ("bfloat16" if device == "cuda" else "float32"))
     found = peers(device, args.peer)
     result: dict[str, Any] = {
