@@ -232,7 +232,7 @@ def test_every_argument_arrives_under_its_name(monkeypatch: pytest.MonkeyPatch) 
         seen.append(call)
         raise InterruptedError
 
-    monkeypatch.setattr(ckda.ops, "check_call", note)
+    monkeypatch.setattr(ckda.ops.dispatch, "check_call", note)
     with pytest.raises(InterruptedError):
         complex_kda(**given)  # type: ignore[arg-type]
     assert seen[0]._asdict() == given

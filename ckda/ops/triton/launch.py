@@ -8,9 +8,20 @@ import torch
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-from ckda.ops.call import Call, Gradients
+from ckda.ops.call import NUM_TENSORS, Call, Gradients
 
-__all__ = ["Launch", "aligned", "assemble", "contiguous", "gate_arguments", "launch", "power_of_two", "state_warps"]
+__all__ = [
+    "Launch",
+    "aligned",
+    "assemble",
+    "contiguous",
+    "gate_arguments",
+    "is_tidy",
+    "launch",
+    "power_of_two",
+    "state_warps",
+    "tidied",
+]
 
 
 def state_warps(BK: int, BV: int) -> int:
@@ -93,6 +104,11 @@ def power_of_two(n: int) -> int:
     return max(16, 1 << (n - 1).bit_length())
 
 
+def is_tidy(x: Tensor | None) -> bool:
+    """Whether kernels can read x where it lies: it is contiguous and begins at a multiple of 16 bytes."""
+    return x is None or (x.is_contiguous() and x.data_ptr() % 16 == 0)
+
+
 def contiguous(x: Tensor | None) -> Tensor | None:
     """x as the kernels read it, which know no strides."""
     return None if x is None else x.contiguous()
@@ -127,12 +143,41 @@ def gate_arguments(call: Call, unread: tuple[str, ...] = ()) -> dict[str, Any]:
     }
 
 
-def assemble(call: Call, out: dict[str, Any]) -> Gradients:
-    """What a backward kernel wrote, as :class:`Gradients`: grouped heads and the sequences' or chunks' parts summed."""
-    dq, dk, H = out["p_dq"], out["p_dk"], call.q.shape[2]
+def assemble(
+    call: Call,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    dg: Tensor,
+    dbeta: Tensor,
+    dA_log: Tensor | None,
+    ddt_bias: Tensor | None,
+    dinitial: Tensor | None,
+) -> Gradients:
+    """What backward kernels wrote, as :class:`Gradients`: grouped heads summed, in the arguments' dtypes.
+
+    dinitial is [N, HV, K, V], or [N * num_segments, HV, K, V], of which the first of each sequence counts.
+    """
     if call.group > 1:
+        H = call.q.shape[2]
         dq, dk = (x.unflatten(2, (H, -1)).sum(3, dtype=torch.float32).to(call.q.dtype) for x in (dq, dk))
-    dA_log = None if call.A_log is None else out["p_dlog_rate"].sum((0, 2)).to(call.A_log.dtype)
-    ddt_bias = None if call.dt_bias is None else out["p_dbias"].sum(0).flatten().to(call.dt_bias.dtype)
-    dinitial = None if call.initial_state is None else out["p_dinitial"].to(call.initial_state.dtype)
-    return Gradients(dq, dk, out["p_dv"], out["p_dg"], out["p_dbeta"], dA_log, ddt_bias, None, None, dinitial)
+    if dv.dtype != call.v.dtype:
+        dv = dv.to(call.v.dtype)
+    if call.initial_state is not None and dinitial is not None:
+        dinitial = dinitial.unflatten(0, (call.num_sequences, -1))[:, 0].to(call.initial_state.dtype).contiguous()
+    return Gradients(dq, dk, dv, dg, dbeta, dA_log, ddt_bias, None, None, dinitial)
+
+
+def tidied(call: Call, first: int = 0) -> Call:
+    """The call as kernels read it, which know no strides: tensors contiguous, at multiples of 16 bytes, the state in float32.
+
+    Itself where that is so, as it mostly is. Fields before the `first` are not read, and stay as they are.
+    """
+    state, read = call.initial_state, call.tensors[first:]
+    if (state is None or state.dtype == torch.float32) and all(map(is_tidy, read)):
+        return call
+    if state is not None:
+        call = call._replace(initial_state=state.float())
+    tidy: list[Any] = [*call]
+    tidy[first:NUM_TENSORS] = (None if x is None else aligned(x) for x in call.tensors[first:])
+    return Call(*tidy)
