@@ -270,7 +270,6 @@ class ComplexKDA(nn.Module):
 
     def gated_out(self, o: Tensor, gate: Tensor | None) -> Tensor:
         """From the readout o [..., HV, V] and the projection behind the output gate [..., HV * V] to the output [..., d]."""
-        gate = None if gate is None else gate.unflatten(-1, (-1, self.head_v_dim))
         return self.o_proj(self.o_norm(o, gate).flatten(-2))
 
     def forward(self, x: Tensor, *, cu_seqlens: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from ckda.layers.node import one_node
 from ckda.ops.call import is_exporting, other_derivative
 from ckda.ops.triton import HAS_TRITON
 
@@ -99,19 +100,20 @@ def _kernels() -> Any:
     return convolution_kernels
 
 
-@torch.library.custom_op("ckda::short_convolution", mutates_args=())
 def _forward(x: Tensor, weight: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, activate: bool) -> Tensor:
     if has_kernel(x):
         return _kernels().forward(x, weight, past, cu_seqlens, activate)
     return torch_forward(x, weight, past, cu_seqlens, activate).contiguous()
 
 
-@_forward.register_fake
+_forward_op = torch.library.custom_op("ckda::short_convolution", mutates_args=())(_forward)
+
+
+@_forward_op.register_fake
 def _(x: Tensor, weight: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, activate: bool) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-@torch.library.custom_op("ckda::short_convolution_backward", mutates_args=())
 def _backward(
     dy: Tensor, x: Tensor, weight: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, activate: bool
 ) -> list[Tensor]:
@@ -120,7 +122,10 @@ def _backward(
     return [grad.contiguous() for grad in run(dy, x, weight, past, cu_seqlens, activate)]
 
 
-@_backward.register_fake
+_backward_op = torch.library.custom_op("ckda::short_convolution_backward", mutates_args=())(_backward)
+
+
+@_backward_op.register_fake
 def _(
     dy: Tensor, x: Tensor, weight: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, activate: bool
 ) -> list[Tensor]:
@@ -166,6 +171,7 @@ def _vmap(
 
 
 torch.library.register_vmap("ckda::short_convolution", _vmap)
+_node = one_node(torch.ops.ckda.short_convolution, _forward, torch.ops.ckda.short_convolution_backward, _backward)
 
 
 def short_convolution(
@@ -186,7 +192,7 @@ def short_convolution(
     """
     if other_derivative():
         return torch_forward(x, weight, past, cu_seqlens, activate)
-    return torch.ops.ckda.short_convolution(x, weight, past, cu_seqlens, activate)
+    return _node(x, weight, past, cu_seqlens, activate)
 
 
 class ShortConvolution(nn.Module):

@@ -6,7 +6,7 @@ The choice is made once a call, here, from device, dtype and shape: never by bat
 alone and in a batch. The name of what was chosen then travels with the call (:attr:`ckda.ops.call.Call.backend`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import NoneType
@@ -41,6 +41,7 @@ __all__ = [
     "find_step",
     "forget",
     "full_precision",
+    "is_plain",
     "is_watched",
     "signature",
 ]
@@ -470,9 +471,9 @@ def is_watched() -> bool:
     )
 
 
-def _is_plain(call: Call) -> bool:
+def is_plain(tensors: Iterable[Tensor | None]) -> bool:
     """Whether nothing watches or replaces the tensors: no compiler, no transform, no mode, no subclass, no shape alone."""
-    return not (is_watched() or call.q.is_meta) and all(x is None or type(x) in _PLAIN for x in call.tensors)
+    return not is_watched() and all(x is None or (type(x) in _PLAIN and not x.is_meta) for x in tensors)
 
 
 def apply(call: Call) -> tuple[Tensor, Tensor | None]:
@@ -489,7 +490,7 @@ def apply(call: Call) -> tuple[Tensor, Tensor | None]:
             return backend.forward(call)
     # how many tensors are saved depends on T, which an exported program may leave open: it computes them again
     needed = call.needs_gradient and not is_exporting()
-    if not _is_plain(call):
+    if not is_plain(call.tensors):
         _refuse_other_derivatives(call)
         with full_precision(call.q.device):
             outputs = torch.ops.ckda.complex_kda(*call, needed)

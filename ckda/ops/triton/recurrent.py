@@ -356,7 +356,7 @@ def step(call: Call, inplace: bool, kept: Kept) -> tuple[Tensor, Tensor]:
     name = "step in place" if direct else "step"
     made = replay.rerun(kept, name, call.tensors)
     if made is None:
-        o, following = torch.empty_like(call.v), state if direct else torch.empty_like(state, dtype=torch.float32)
+        o, following = torch.empty_like(call.v), state if direct else torch.empty_like(call.start_state())
         launch = step_launch(at_time(call), o, following)
         made = [o, None if direct else following]
         replay.record(kept, name, [(launch, launch())], call.tensors, made)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ckda.ops.triton.launch import Launch, is_tidy
 
-__all__ = ["Kept", "Tape", "record", "rerun"]
+__all__ = ["Kept", "Tape", "kept_for", "record", "rerun"]
 
 MAX_FILLED = 128  #: sets of addresses that a tape remembers
 ALIGNMENT = 512  #: bytes, of what lies between the kernels: torch's allocator gives the same
@@ -85,6 +85,23 @@ class Tape:
         stream, *addresses = key
         launches = self.filled[key] = [step.filled(stream, addresses) for step in self.steps]
         return launches
+
+
+_KEPT: dict[tuple, Kept] = {}
+MAX_KEPT = 1024  # lengths without end
+
+
+def kept_for(name: str, given: Sequence[Tensor | None], *options: Any) -> Kept:
+    """What is kept for functions of such tensors; nothing for those that are not tidy."""
+    if not all(map(is_tidy, given)):
+        return {}
+    key = (name, *[None if x is None else (x.shape, x.dtype, x.device) for x in given], *options)
+    kept = _KEPT.get(key)
+    if kept is None:
+        if len(_KEPT) >= MAX_KEPT:
+            _KEPT.clear()
+        kept = _KEPT[key] = {}
+    return kept
 
 
 def _is_watched() -> bool:
