@@ -204,8 +204,8 @@ def find_step(call: Call) -> Route:
 
 
 def _route(check: Callable[[Call], Any], choice: Callable[[Call], Choice], call: Call) -> Route:
-    """A signature is checked and chosen for once, where it is on a GPU: there the host's time counts."""
-    key = signature(call) if isinstance(call.q, Tensor) and call.q.is_cuda else None
+    """A signature is checked and chosen for once, where the host's time counts."""
+    key = signature(call) if _is_hurried(call) else None
     key = None if key is None else (choice, call.needs_gradient, *key)
     try:
         route = None if key is None else _ROUTES.get(key)
@@ -219,6 +219,11 @@ def _route(check: Callable[[Call], Any], choice: Callable[[Call], Choice], call:
                 _ROUTES.clear()
             _ROUTES[key] = route
     return route
+
+
+def _is_hurried(call: Call) -> bool:
+    """Whether the host's time counts: on a GPU, which works on meanwhile."""
+    return isinstance(call.q, Tensor) and call.q.is_cuda
 
 
 def check(call: Call) -> None:
