@@ -12,7 +12,7 @@ from torch import Tensor
 from ckda.ops.call import NUM_TENSORS, Call, Gradients
 from ckda.ops.triton import replay
 from ckda.ops.triton.hopper import launch as hopper
-from ckda.ops.triton.launch import Launch, aligned, assemble, tidied
+from ckda.ops.triton.launch import Launch, aligned, assemble, compile_together, tidied
 from ckda.ops.triton.plan import Passed, Plan, Work, empty_saved, find_chunks, is_bounded, open_saved, plan
 from ckda.ops.triton.portable import launch as portable
 from ckda.ops.triton.replay import Kept
@@ -42,6 +42,7 @@ class _Run:
         self.launches: list[tuple[Launch, Any]] = []
 
     def __call__(self, *launches: Launch) -> None:
+        compile_together(launches)
         self.launches += [(launch, launch()) for launch in launches]
 
 
@@ -65,11 +66,11 @@ def _segment_starts(w: Work, run: _Run) -> Tensor:
     if w.call.initial_state is not None:
         given, initial = w.call.start_state().contiguous(), _inner(w).zero_()
         initial[:, 0] = given
-    run(kernels.states(w, initial, None, offsets, "offset", range(last)))
+    launches = [kernels.states(w, initial, None, offsets, "offset", range(last))]
     if last > 1:
-        run(kernels.states(w, None, None, w.x.transitions, "transition", range(1, last)))
+        launches.append(kernels.states(w, None, None, w.x.transitions, "transition", range(1, last)))
     carry = portable.carry(w, given, offsets)
-    run(carry)
+    run(*launches, carry)
     return carry.arguments["p_carried"]
 
 
@@ -96,13 +97,13 @@ def _forward(call: Call, kept: Kept) -> list[Tensor | None]:
     memory = empty_saved(call, p)
     w, kernels, run = _work(call, p, memory), _kernels(call), _Run()
     G = _G(w)
-    run(*portable.places(w), kernels.intra(w, G), portable.solver(w, G))
-    initial = call.initial_state
+    launches, initial = [*portable.places(w), kernels.intra(w, G), portable.solver(w, G)], call.initial_state
     if p.num_segments > 1:
-        initial = _segment_starts(w, run)
+        run(*launches)
+        launches, initial = [], _segment_starts(w, run)
     final = w.x.rho.new_empty(p.N * p.num_segments, p.HV, p.K, p.V)
     o = torch.empty_like(call.v)
-    run(kernels.states(w, initial, o, final, "none", p.segments))
+    run(*launches, kernels.states(w, initial, o, final, "none", p.segments))
     made = [o, final if call.output_final_state else None, memory]
     if p.num_segments == 1 or call.initial_state is None:  # else it was copied into place, which is no launch of ours
         replay.record(kept, "forward", run.launches, call.tensors, made)
@@ -115,9 +116,8 @@ def _segment_ends(w: Work, do: Tensor, dfinal: Tensor | None, run: _Run) -> Tens
     if given is not None:
         dfinal = _inner(w).zero_()
         dfinal[:, -1] = given
-    run(_kernels(w.call).reverse(w, do, dfinal, offsets, None, range(1, w.p.num_segments)))
     carry = portable.carry(w, given, offsets, reverse=True)
-    run(carry)
+    run(_kernels(w.call).reverse(w, do, dfinal, offsets, None, range(1, w.p.num_segments)), carry)
     return carry.arguments["p_carried"]
 
 
@@ -157,10 +157,10 @@ def _backward(call: Call, given: list[Tensor | None], kept: Kept, name: str) -> 
     passed, dinitial = _empty_passed(w), None
     if call.initial_state is not None:
         dinitial = w.x.rho.new_empty(p.N * p.num_segments, p.HV, p.K, p.V)
-    run(kernels.reverse(w, do, dfinal, dinitial, passed, p.segments))
+    reverse = kernels.reverse(w, do, dfinal, dinitial, passed, p.segments)
     ends, out = kernels.gradients(w, o, do, passed)
     sums, dA_log, ddt_bias = gate_sums(call, out)
-    run(*ends, *sums)
+    run(reverse, *ends, *sums)
     made = [out["p_dq"], out["p_dk"], passed.dv, out["p_dg"], out["p_dbeta"], dA_log, ddt_bias, dinitial]
     if p.num_segments == 1 or not state_gradient:  # else it was copied into place, which is no launch of ours
         replay.record(kept, name, run.launches, given, made)

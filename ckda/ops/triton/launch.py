@@ -1,10 +1,12 @@
 """One kernel launch as data, and what every launch shares."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
+import triton
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
@@ -14,6 +16,7 @@ __all__ = [
     "Launch",
     "aligned",
     "assemble",
+    "compile_together",
     "contiguous",
     "gate_arguments",
     "is_tidy",
@@ -54,9 +57,7 @@ class Launch(NamedTuple):
             if not isinstance(self.kernel, JITFunction):  # interpreted
                 self.kernel[self.grid](**self.arguments, **self.options)
                 return None
-            arguments = [self.arguments[name] for name in self.kernel.arg_names]
-            options = (self.num_warps, self.num_stages, self.maxnreg, torch.cuda.current_device())
-            key = (id(self.kernel), *options, *map(_kind, arguments))
+            arguments, key = self._ordered(), self._key()
             compiled = _COMPILED.get(key)
             if compiled is not None:
                 compiled[(*self.grid, 1, 1)[:3]](*arguments)
@@ -65,6 +66,41 @@ class Launch(NamedTuple):
                 _COMPILED.clear()
             compiled = _COMPILED[key] = self.kernel[self.grid](**self.arguments, **self.options)
             return compiled
+
+    def _ordered(self) -> list[Any]:
+        """The arguments in the kernel's order."""
+        return [self.arguments[name] for name in self.kernel.arg_names]
+
+    def _key(self) -> tuple:
+        """What the compiled kernel depends on."""
+        options = (self.num_warps, self.num_stages, self.maxnreg, torch.cuda.current_device())
+        return (id(self.kernel), *options, *map(_kind, self._ordered()))
+
+
+def compile_together(launches: Sequence[Launch]) -> None:
+    """Compile what was never run side by side: Triton's compiler works outside of Python's lock, and so does the assembler.
+
+    Nothing where Triton interprets or cannot do it; then each is compiled when it is run.
+    """
+    mode = getattr(triton, "AsyncCompileMode", None)
+    if mode is None or not all(isinstance(x.kernel, JITFunction) for x in launches):
+        return
+    with _on_device(launches[0].arguments.values()):
+        new = [x for x in launches if x._key() not in _COMPILED]
+        if len(new) < 2:
+            return
+        device = torch.cuda.current_device()
+        with ThreadPoolExecutor(len(new)) as threads:
+            with mode(threads, ignore_errors=True):  # an error comes again when it is run
+                futures = [x.kernel.run(grid=x.grid, warmup=True, **x.arguments, **x.options) for x in new]
+            kernels = [future.result(True) if hasattr(future, "result") else future for future in futures]
+            list(threads.map(_load, kernels, [device] * len(kernels)))
+
+
+def _load(kernel: Any, device: int) -> None:
+    """Put a compiled kernel onto the device, and compile the C function that launches it."""
+    with torch.cuda.device(device):
+        _ = None if kernel is None else kernel.run
 
 
 _COMPILED: dict[tuple, Any] = {}  # kernel, options, device and kinds of arguments -> what Triton made of them

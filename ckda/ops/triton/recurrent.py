@@ -345,7 +345,8 @@ _STEP_BLOCK = 32  # value columns of the state that one program of a decoding st
 
 def step_launch(call: Call, o: Tensor, following: Tensor) -> Launch:
     """One token: from `call.initial_state` to `following`, which may be the same memory."""
-    return forward_launch(call, o, None, following, min(_STEP_BLOCK, power_of_two(call.v.shape[-1])))
+    launch = forward_launch(call, o, None, following, min(_STEP_BLOCK, power_of_two(call.v.shape[-1])))
+    return launch._replace(num_warps=min(2, launch.num_warps))
 
 
 def step(call: Call, inplace: bool, kept: Kept) -> tuple[Tensor, Tensor]:
