@@ -221,11 +221,13 @@ class ShortConvolution(nn.Module):
         The output keeps x's dtype: under autocast that is the projections', and the operator behind is spared wider inputs
         than it needs.
         """
+        return self.convolve(x, past, cu_seqlens, activate), self._last(x, past)
+
+    def convolve(self, x: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, activate: bool) -> Tensor:
+        """y alone of :meth:`forward`."""
         if has_kernel(x) and (past is None or not past.requires_grad):
-            y = short_convolution(x, self.weight, past, cu_seqlens, activate)
-        else:
-            y = torch_forward(x, self.weight, past, cu_seqlens, activate)
-        return y, self._last(x, past)
+            return short_convolution(x, self.weight, past, cu_seqlens, activate)
+        return torch_forward(x, self.weight, past, cu_seqlens, activate)
 
     def _last(self, x: Tensor, past: Tensor | None) -> Tensor:
         """[B, size - 1, D] the last tokens of `past` and x."""

@@ -83,7 +83,7 @@ class DeltaProduct(GatedDeltaNet):
     def _project(
         self,
         x: Tensor,
-        past: dict[str, Tensor],
+        past: dict[str, Tensor] | None,
         cu_seqlens: Tensor | None = None,
         attention_mask: Tensor | None = None,
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:

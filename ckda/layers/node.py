@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ckda.ops.dispatch import is_plain
+from ckda.ops.dispatch import is_plain, without_transforms
 
 __all__ = ["one_node"]
 
@@ -49,12 +49,14 @@ def one_node(
             grads = run(dy, *tensors, *ctx.options)
             return *grads, *(None for _ in range(len(tensors) + len(ctx.options) - len(grads)))
 
+    direct = without_transforms(Direct)
+
     def call(*arguments: Any) -> Tensor:
         tensors = arguments[: _num_tensors(arguments)]
         if not is_plain(tensors):
             return op(*arguments)
         if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
-            return Direct.apply(*arguments)
+            return direct(*arguments)
         return forward(*arguments)
 
     return call

@@ -44,6 +44,7 @@ __all__ = [
     "is_plain",
     "is_watched",
     "signature",
+    "without_transforms",
 ]
 
 
@@ -169,7 +170,7 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def signature(call: Call) -> tuple | None:
-    """What checks, choice and launches depend on: calls of one signature differ in values and addresses alone.
+    """What checks, choice and launches depend on: calls of one signature differ in values, strides and addresses alone.
 
     None where an argument is not what it should be, or more than a plain tensor. The options' types count, for True is 1.
     """
@@ -178,7 +179,7 @@ def signature(call: Call) -> tuple | None:
         if x is None:
             kinds.append(None)
         elif type(x) in _PLAIN:
-            kinds += (x.shape, x.dtype, x.device, x.is_contiguous())
+            kinds += (x.shape, x.dtype, x.device)
         else:
             return None
     options = call[NUM_TENSORS:]
@@ -478,7 +479,19 @@ def is_watched() -> bool:
 
 def is_plain(tensors: Iterable[Tensor | None]) -> bool:
     """Whether nothing watches or replaces the tensors: no compiler, no transform, no mode, no subclass, no shape alone."""
-    return not is_watched() and all(x is None or (type(x) in _PLAIN and not x.is_meta) for x in tensors)
+    return not is_watched() and all(x is None or _is_itself(x) for x in tensors)
+
+
+def _is_itself(x: Tensor) -> bool:
+    return type(x) in _PLAIN and not x.is_meta and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+def without_transforms(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """`function.apply` for plain tensors: what torch does before it for torch.func's transforms costs as much as the node."""
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
+
+
+_direct = without_transforms(_Direct)
 
 
 def apply(call: Call) -> tuple[Tensor, Tensor | None]:
@@ -502,7 +515,7 @@ def apply(call: Call) -> tuple[Tensor, Tensor | None]:
     elif not needed:
         outputs = run_forward(call, route)
     elif call.output_final_state:
-        outputs = _Direct.apply(call, route, *call.tensors)
+        outputs = _direct(call, route, *call.tensors)
     else:
-        return _Direct.apply(call, route, *call.tensors), None
+        return _direct(call, route, *call.tensors), None
     return outputs[0], outputs[1]
