@@ -1,5 +1,6 @@
 """One kernel launch as data, and what every launch shares."""
 
+import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -18,6 +19,7 @@ __all__ = [
     "assemble",
     "compile_together",
     "contiguous",
+    "enter_context",
     "gate_arguments",
     "is_tidy",
     "launch",
@@ -57,6 +59,7 @@ class Launch(NamedTuple):
             if not isinstance(self.kernel, JITFunction):  # interpreted
                 self.kernel[self.grid](**self.arguments, **self.options)
                 return None
+            enter_context(torch.cuda.current_device())
             arguments, key = self._ordered(), self._key()
             compiled = _COMPILED.get(key)
             if compiled is not None:
@@ -120,6 +123,16 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
 
 
 _HERE = nullcontext()
+_THREAD = threading.local()
+
+
+def enter_context(device: int) -> None:
+    """Make the device's context this thread's: describing tiles needs it, and a thread of autograd's may have none yet."""
+    if getattr(_THREAD, "device", None) != device:
+        torch.cuda.mem_get_info(
+            device
+        )  # any question that goes to the device; this one may be asked while a graph is recorded
+        _THREAD.device = device
 
 
 def _on_device(arguments: Iterable[Any]) -> AbstractContextManager:

@@ -17,7 +17,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ckda.ops.triton.launch import Launch, is_tidy
+from ckda.ops.triton.launch import Launch, enter_context, is_tidy
 
 __all__ = ["Kept", "Tape", "kept_for", "record", "rerun"]
 
@@ -82,6 +82,7 @@ class Tape:
     def _fill(self, key: tuple[int, ...]) -> list[tuple[Callable[..., None], tuple]]:
         if len(self.filled) >= MAX_FILLED:
             self.filled.clear()
+        enter_context(self.device.index)
         stream, *addresses = key
         launches = self.filled[key] = [step.filled(stream, addresses) for step in self.steps]
         return launches
