@@ -39,7 +39,7 @@ import triton.language as tl  # noqa: E402
 
 from ckda.ops import dispatch  # noqa: E402
 from ckda.ops import triton as kernels  # noqa: E402
-from ckda.ops.triton import chunk, hopper, launch, plan, recurrent, tile  # noqa: E402
+from ckda.ops.triton import chunk, hopper, launch, plan, recurrent, sums, tile  # noqa: E402
 from ckda.ops.triton.portable import backward as chunk_backward  # noqa: E402
 from ckda.ops.triton.portable import forward as chunk_forward  # noqa: E402
 
@@ -491,6 +491,19 @@ def test_a_repeated_transition_in_half_precision(form: str, T: int, monkeypatch:
         assert max(x.ratio for x in excesses(draws, torch.float16)) <= 2.5
     else:
         check_kernels(draws)
+
+
+@in_interpreter
+@pytest.mark.parametrize(
+    ("shape", "out"), [((130, 3, 5), (3, 5)), ((130, 3, 5), (3,)), ((1, 70), (70,)), ((65, 2, 128), (2,))]
+)
+def test_sums_of_parts(shape: tuple[int, ...], out: tuple[int, ...]) -> None:
+    """Over the parts, and over the last axis where the result has none."""
+    parts, result = torch.randn(shape), torch.full(out, math.nan)
+    sums.sum_parts(parts, result)()
+    exact = parts.double().sum(0)
+    exact = exact if exact.shape == result.shape else exact.sum(-1)
+    torch.testing.assert_close(result.double(), exact, rtol=1e-5, atol=1e-5)
 
 
 # Decoding -------------------------------------------------------------------------------------------------------------
