@@ -497,11 +497,13 @@ def test_a_repeated_transition_in_half_precision(form: str, T: int, monkeypatch:
 @pytest.mark.parametrize(
     ("shape", "out"), [((130, 3, 5), (3, 5)), ((130, 3, 5), (3,)), ((1, 70), (70,)), ((65, 2, 128), (2,))]
 )
-def test_sums_of_parts(shape: tuple[int, ...], out: tuple[int, ...]) -> None:
-    """Over the parts, and over the last axis where the result has none."""
-    parts, result = torch.randn(shape), torch.full(out, math.nan)
-    sums.sum_parts(parts, result)()
-    exact = parts.double().sum(0)
+@pytest.mark.parametrize("room", [0, 3])
+def test_sums_of_parts(shape: tuple[int, ...], out: tuple[int, ...], room: int) -> None:
+    """Over the parts, and over the last axis where the result has none; and where the parts have room for more columns."""
+    width = shape[-1]
+    parts, result = torch.randn(*shape[:-1], width + room), torch.full(out, math.nan)
+    sums.sum_parts(parts, result, width)()
+    exact = parts[..., :width].double().sum(0)
     exact = exact if exact.shape == result.shape else exact.sum(-1)
     torch.testing.assert_close(result.double(), exact, rtol=1e-5, atol=1e-5)
 

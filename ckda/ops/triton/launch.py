@@ -207,8 +207,8 @@ def assemble(
 
     dinitial is [N, HV, K, V], or [N * num_segments, HV, K, V], of which the first of each sequence counts.
     """
-    if call.group > 1:
-        H = call.q.shape[2]
+    H = call.q.shape[2]
+    if dq.shape[2] > H:
         dq, dk = (x.unflatten(2, (H, -1)).sum(3, dtype=torch.float32).to(call.q.dtype) for x in (dq, dk))
     if dv.dtype != call.v.dtype:
         dv = dv.to(call.v.dtype)
