@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ckda.bench import sweep
+from ckda.bench import host, sweep
 from ckda.bench.options import Shape
 from ckda.command import CheckFailed, make_folder, pick_device
 from ckda.ops import complex_kda, complex_kda_step
@@ -332,6 +332,19 @@ def _run_sweep(args: argparse.Namespace, device: str, folder: Path) -> int:
     return 0
 
 
+def _run_host(args: argparse.Namespace, device: str, folder: Path) -> int:
+    """Time the host; host.json."""
+    found = host.rows(host.SMOKE if args.smoke else host.Sizes(), device, 2 if args.smoke else host.COUNT)
+    result = {"environment": environment(device), "count": host.COUNT} | found | {"bounds": host.bounds(found)}
+    for row, parts in found["host_ms"].items():
+        _say(f"{row:28} " + ", ".join(f"{part} {ms:.3f} ms" for part, ms in parts.items()))
+    if device == "cuda":
+        _say(f"first call {found['first_call_s']:.1f} s; a step in a graph, ms by batch: {found['step_in_graph_ms']}")
+    write_json(folder / "host.json", result)
+    print(json.dumps(result) if args.json else folder / "host.json")
+    return 0
+
+
 def run_command(args: argparse.Namespace) -> int:
     """Check, time, write bench.json and bench.png."""
     device = pick_device(args.device)
@@ -340,6 +353,8 @@ def run_command(args: argparse.Namespace) -> int:
     folder = make_folder(args.out)
     if args.sweep:
         return _run_sweep(args, device, folder)
+    if args.host:
+        return _run_host(args, device, folder)
     dtype = getattr(torch, args.dtype or ("bfloat16" if device == "cuda" else "float32"))
     found = peers(device, args.peer)
     result: dict[str, Any] = {

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from ckda.layers.node import one_node
 from ckda.ops.call import is_exporting, other_derivative
 from ckda.ops.context import Context, previous_tails
 from ckda.ops.triton import HAS_TRITON
@@ -102,19 +103,20 @@ def _kernels() -> Any:
     return convolution_kernels
 
 
-@torch.library.custom_op("ckda::short_convolution", mutates_args=())
 def _forward(x: Tensor, weight: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, activate: bool) -> Tensor:
     if has_kernel(x):
         return _kernels().forward(x, weight, past, cu_seqlens, activate)
     return torch_forward(x, weight, past, cu_seqlens, activate).contiguous()
 
 
-@_forward.register_fake
+_forward_op = torch.library.custom_op("ckda::short_convolution", mutates_args=())(_forward)
+
+
+@_forward_op.register_fake
 def _(x: Tensor, weight: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, activate: bool) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-@torch.library.custom_op("ckda::short_convolution_backward", mutates_args=())
 def _backward(
     dy: Tensor, x: Tensor, weight: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, activate: bool
 ) -> list[Tensor]:
@@ -123,7 +125,10 @@ def _backward(
     return [grad.contiguous() for grad in run(dy, x, weight, past, cu_seqlens, activate)]
 
 
-@_backward.register_fake
+_backward_op = torch.library.custom_op("ckda::short_convolution_backward", mutates_args=())(_backward)
+
+
+@_backward_op.register_fake
 def _(
     dy: Tensor, x: Tensor, weight: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, activate: bool
 ) -> list[Tensor]:
@@ -169,6 +174,7 @@ def _vmap(
 
 
 torch.library.register_vmap("ckda::short_convolution", _vmap)
+_node = one_node(torch.ops.ckda.short_convolution, _forward, torch.ops.ckda.short_convolution_backward, _backward)
 
 
 def short_convolution(
@@ -189,7 +195,7 @@ def short_convolution(
     """
     if other_derivative():
         return torch_forward(x, weight, past, cu_seqlens, activate)
-    return torch.ops.ckda.short_convolution(x, weight, past, cu_seqlens, activate)
+    return _node(x, weight, past, cu_seqlens, activate)
 
 
 class ShortConvolution(nn.Module):
@@ -218,11 +224,13 @@ class ShortConvolution(nn.Module):
         The output keeps x's dtype: under autocast that is the projections', and the operator behind is spared wider inputs
         than it needs.
         """
+        return self.convolve(x, past, cu_seqlens, activate), self._last(x, past)
+
+    def convolve(self, x: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, activate: bool) -> Tensor:
+        """y alone of :meth:`forward`."""
         if has_kernel(x) and (past is None or not past.requires_grad):
-            y = short_convolution(x, self.weight, past, cu_seqlens, activate)
-        else:
-            y = torch_forward(x, self.weight, past, cu_seqlens, activate)
-        return y, self._last(x, past)
+            return short_convolution(x, self.weight, past, cu_seqlens, activate)
+        return torch_forward(x, self.weight, past, cu_seqlens, activate)
 
     def _last(self, x: Tensor, past: Tensor | None) -> Tensor:
         """[B, size - 1, D] the last tokens of `past` and x."""

@@ -84,7 +84,7 @@ class DeltaProduct(GatedDeltaNet):
     def _project(
         self,
         x: Tensor,
-        past: dict[str, Tensor],
+        past: dict[str, Tensor] | None,
         cu_seqlens: Tensor | None = None,
         attention_mask: Tensor | None = None,
         context: Context | None = None,

@@ -43,3 +43,16 @@ def test_wrong_arguments(words: list[str], tmp_path: Path, capsys: pytest.Captur
     with pytest.raises(SystemExit) as stop:
         main(["bench", "--smoke", "--device", "cpu", "--out", str(tmp_path), *words])
     assert words[-1] in f"{stop.value.code} {capsys.readouterr().err}"
+
+
+def test_the_host_is_timed_without_a_gpu_too(tmp_path: Path) -> None:
+    assert main(["bench", "--host", "--smoke", "--device", "cpu", "--out", str(tmp_path)]) == 0
+    stored = json.loads((tmp_path / "host.json").read_text())
+    assert set(stored["host_ms"]) == {
+        "operator, 1 x 64",
+        "layer, 1 x 64",
+        "layer, 1 x 64, autocast",
+        "operator, one token",
+    }
+    assert all(ms > 0 for parts in stored["host_ms"].values() for ms in parts.values())
+    assert stored["first_call_s"] is None
