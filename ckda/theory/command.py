@@ -70,6 +70,7 @@ def _add_compile_arguments(action: argparse.ArgumentParser) -> None:
     action.add_argument(
         "--letters", choices=("generators", "all"), default="generators", help="of a group (default: %(default)s)"
     )
+    action.add_argument("--layers", type=int, choices=(1, 3), help="of a group: 1, or 3 (default: the fewest known)")
     action.add_argument(
         "--most-maps", type=positive, default=5000, help="limit of a DFA's lookup (default: %(default)s)"
     )
@@ -111,7 +112,7 @@ def _compile(args: argparse.Namespace) -> int:
     from ckda.theory.compiler import Compile, NoRealisation, compile_machine
 
     try:
-        machine = compile_machine(Compile(args.source, args.letters, most_maps=args.most_maps))
+        machine = compile_machine(Compile(args.source, args.letters, most_maps=args.most_maps, layers=args.layers))
     except NoRealisation as none:
         print(json.dumps({"answer": none.kind, "reason": str(none)}) if args.json else f"{none.kind}: {none}")
         return 1
@@ -150,7 +151,7 @@ def _run(args: argparse.Namespace) -> int:
     word = _word(args.word, machine.config["letters"])
     device = "cpu" if args.exact else pick_device(args.device)
     answers = run(Run(machine, word, args.exact, device))
-    named = {"group": "element", "dfa": "state, accepted", "wfa": "weight"}[machine.config["kind"]]
+    named = {"group": "element", "action": "element", "dfa": "state, accepted", "wfa": "weight"}[machine.config["kind"]]
     how = "exact" if args.exact else f"operator, {device}"
     if args.json:
         print(json.dumps({"machine": machine.config["name"], "how": how, "word": word, named: answers}))
