@@ -71,7 +71,8 @@ def states(head, letters):
         need(list(field.dot(duals[-1], key)) == [2 * x for x in one], "a rate is not that of a reflection")
     need(len(keys) == letters, "a head has not one transition per letter")
 
-    columns, number = [], {}  # columns of states, numbered as they are met
+    number: dict = {}  # columns of states, numbered as they are met
+    columns: list = []
 
     def numbered(column):
         if column not in number:

@@ -11,21 +11,29 @@ g, since a larger S holds it too; if some g has none, one of its letters must be
 searched again.
 
 Example:
+    >>> from ckda.groups import group
     >>> search(group("S3"), [planar(3)]).found, search(group("Q8"), [signed_permutations(3)]).found
     (True, False)
 """
 
-from collections.abc import Callable, Hashable, Sequence
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import permutations, product
+from math import lcm
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ckda.groups import FiniteGroup
+from ckda.groups import FiniteGroup, frobenius
+from ckda.record import environment, write_json
+from ckda.theory.claims import Evidence, Refuted, claim
 from ckda.theory.exact import Matrix, field
 from ckda.theory.groups import cube_rotations, icosahedral_rotations, planar_field, planar_rotation
+from ckda.theory.obstructions import heisenberg
+from ckda.theory.verdicts import Verdict, small_groups, verdict
 
 __all__ = ["Found", "Universe", "cube", "icosahedron", "monomial", "planar", "search", "signed_permutations"]
 
@@ -314,3 +322,106 @@ def _codes(letters: np.ndarray, universes: Sequence[Universe], G: FiniteGroup, g
 
 def _letters(code: int, sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(x) for x in np.unravel_index(code, sizes)[:-1])
+
+
+# against the verdicts
+
+
+def small_heads(G: FiniteGroup) -> Iterator[list[Universe]]:
+    """Heads of dimensions at most four in all: one of dimension 2, 3 or 4, or two planar ones; by rising dimension."""
+    e = lcm(*G.orders)
+    yield [planar(2 * e)]
+    yield from ([u] for u in (planar(e, 1), signed_permutations(3), cube(), icosahedron()))
+    yield [planar(e), planar(e)]
+    yield from ([u] for u in (planar(e, 2), signed_permutations(4), cell24()))
+
+
+def least_dimension(G: FiniteGroup) -> tuple[int, str] | None:
+    """The least sum of dimensions of :func:`small_heads` that track G, with their names; None if none of them do.
+
+    Example:
+        >>> from ckda.groups import group
+        >>> least_dimension(group("Q8"))
+        (4, '4-gon + 4-gon')
+    """
+    for universes in small_heads(G):
+        if search(G, universes).found:
+            return sum(u.dimension for u in universes), " + ".join(u.name for u in universes)
+    return None
+
+
+def compare(G: FiniteGroup, judge: Callable[[FiniteGroup], Verdict] = verdict) -> dict[str, Any]:
+    """The verdict and the brute force on one group; Refuted where they disagree."""
+    said, found = judge(G), least_dimension(G)
+    mine = sum(said.layer.dimensions) if said.layer else None
+    if found and (mine is None or mine > found[0]):
+        raise Refuted(f"{G.name}: {found[1]} track it in dimension {found[0]}; the verdict is {said}")
+    if mine is not None and mine <= 4 and (found is None or found[0] != mine):
+        raise Refuted(f"{G.name}: the verdict has heads of {mine} dimensions, the search found {found}")
+    return {"group": G.name, "verdict": said.answer, "dimensions": mine, "search": found and list(found)}
+
+
+#: groups that are impossible, each with a universe of which it is a quotient of a subgroup
+EXCLUDED: dict[str, tuple[Callable[[], FiniteGroup], tuple[int, int, bool]]] = {
+    "Frob21": (lambda: frobenius(7, 3), (7, 3, False)),
+    "Heis3": (lambda: heisenberg(3), (3, 3, True)),
+    "[48,3]": (lambda: _numbered(48, 3), (4, 3, True)),
+}
+
+
+def _numbered(order: int, number: int) -> FiniteGroup:
+    return next(small for small in small_groups() if (small.order, small.number) == (order, number)).group()
+
+
+def check_excluded(name: str, judge: Callable[[FiniteGroup], Verdict] = verdict) -> dict[str, Any]:
+    """An impossible group is not found in its universe, and is found once every element may be a letter."""
+    make, parameters = EXCLUDED[name]
+    G, universe = make(), monomial(*parameters)
+    said, found, control = judge(G), search(G, [universe]), search(G, [universe.freed()])
+    if said.answer != "impossible" or found.found or not control.found:
+        raise Refuted(f"{name}: {said.answer}; found {found.found}, with all letters {control.found}")
+    return {"group": name, "universe": universe.name, "elements": len(universe.table), "letters": len(universe.letters)}
+
+
+@claim(
+    "thm:main-positive/brute-force", "Verdicts of small groups are those of an exhaustive search that knows no theorem"
+)
+def brute_force(effort: float = 1.0, judge: Callable[[FiniteGroup], Verdict] = verdict) -> Evidence:
+    """Every group of order up to 15 in all heads of dimensions up to four in all that :func:`small_heads` lists.
+
+    The sum of the verdict's dimensions is what the search finds least, or above four where it finds nothing. Three
+    impossible groups are looked for in dimension six, with every matrix of one non-real pair as a letter.
+    """
+    order = 15 if effort >= 1 else 8
+    rows = [compare(small.group(), judge) for small in small_groups() if small.order <= order]
+    excluded = [check_excluded(name, judge) for name in (EXCLUDED if effort >= 1 else ("Heis3",))]
+    note = f"{len(rows)} groups of order up to {order}; {len(excluded)} impossible ones in dimension six, with controls"
+    return Evidence(len(rows) + len(excluded), "search", note=note, data={"groups": rows, "excluded": excluded})
+
+
+#: the frames of the two heads of `frobenius-four`
+FROBENIUS_FRAMES = (
+    ((0, 1, 0, 0), (0, 0, 0, 1), (1, 0, 1, 0), (1, 0, -1, 0)),
+    ((1, 0, 1, 0), (1, 0, -1, 0), (0, 1, 0, 1), (0, 1, 0, -1)),
+)
+
+
+def write_record(path: str | Path, order: int = 24) -> Path:
+    """The comparison for every group up to an order, the impossible groups, and Frob20 by two heads; kept as JSON."""
+    rows = []
+    for small in small_groups():
+        if small.order <= order:
+            start = time.perf_counter()
+            row = compare(small.group())
+            rows.append(row | {"seconds": round(time.perf_counter() - start, 1)})
+    excluded = [check_excluded(name) for name in EXCLUDED]
+    heads = [two_planes(5, frame) for frame in FROBENIUS_FRAMES]
+    both = search(frobenius(5, 4), heads)
+    frob20 = {
+        "one head": [search(frobenius(5, 4), [u]).found for u in heads],
+        "both": both.found,
+        "groups": both.groups,
+    }
+    return write_json(
+        path, {"environment": environment(), "order": order, "groups": rows, "excluded": excluded, "Frob20": frob20}
+    )

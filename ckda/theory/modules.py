@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ckda.layers import ComplexKDA
 from ckda.ops import complex_kda
 
-__all__ = ["ActionMachine", "AutomatonMachine", "GroupMachine", "WeightedMachine", "build"]
+__all__ = ["ActionMachine", "AutomatonMachine", "Blocks", "GroupMachine", "WeightedMachine", "build"]
 
 CHUNK = 4096  #: tokens decoded at a time
 
@@ -88,7 +88,7 @@ def _nearest(values: Tensor, known: Tensor) -> Tensor:
     return (values[:, None] - known).abs().argmin(-1)
 
 
-class _Blocks(nn.Module):
+class Blocks(nn.Module):
     """What DFAs and WFAs share: the clock, the buffer of 2m tokens, and the split of what it holds into blocks of m."""
 
     clock_key: Tensor
@@ -155,7 +155,7 @@ class _Blocks(nn.Module):
         return done, before, torch.where(steps < done[:, None], this, -1)
 
 
-class AutomatonMachine(_Blocks):
+class AutomatonMachine(Blocks):
     """A DFA by three layers (thm:multilayer): clock, buffer, accumulator. The lookups between them are its buffers.
 
     Args:
@@ -229,7 +229,7 @@ class ActionMachine(AutomatonMachine):
         return torch.where(same.any(-1), same.int().argmax(-1), -1)
 
 
-class WeightedMachine(_Blocks):
+class WeightedMachine(Blocks):
     """A WFA over Q by three layers (thm:multilayer). The parameters of a block are computed from its matrix.
 
     Args:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import combinations
+from itertools import product as cartesian
 from math import gcd, lcm
 from typing import Any, Literal
 
@@ -555,11 +556,11 @@ def find_obstruction(G: FiniteGroup) -> Obstruction | None:
         if q > 2 and not G.subgroup(P).group.is_abelian:
             reason = f"its Sylow {q}-subgroup, of order {len(P)}, is not abelian (docs/theory_proofs.md, P7)"
             return Obstruction("odd-sylow", reason)
-    for c in (min(cls) for cls in G.classes):
-        wrong = wrong_pair(G, c)
+    for a in (min(cls) for cls in G.classes):
+        wrong = wrong_pair(G, a)
         if wrong is not None:
-            t, why = wrong
-            reason = f"c = {_name(G, c)} and t = {_name(G, t)}: <c, t c t^-1> {why} (docs/theory_proofs.md, P14)"
+            b, why = wrong
+            reason = f"c = {_name(G, a)} and t = {_name(G, b)}: <c, t c t^-1> {why} (docs/theory_proofs.md, P14)"
             return Obstruction("odd-pairs", reason)
     return None
 
@@ -721,6 +722,45 @@ def other_groups(effort: float = 1.0) -> Evidence:
         raise Refuted("a cycle of three blocks with fewer than two non-real pairs")
     note = ", ".join(f"{name}: {label}" for name, label in labels.items())
     return Evidence(len(labels) + 54, "exact", note=note)
+
+
+@claim(
+    "odd-pairs", "Two conjugates of odd prime power order generate a group with the laws of 2T, or an unsolvable one"
+)
+def odd_pairs(effort: float = 1.0, law: Callable[[FiniteGroup], bool] = pair_law) -> Evidence:
+    """The laws on the solvable groups that can occur; tracked groups keep them, Z_4^2 : Z_3 and Z_2^3 : Z_7 do not."""
+    for name in ("SL(2,3)", "Dic3", "Dic5", "Z15"):
+        if not law(group(name)):
+            raise Refuted(f"{name} breaks the laws")
+    tracked = ["A4", "S4", "A5", "SL(2,3)", "Frob20", "A4xZ5", "GL(2,3)", "SL(2,5)"][: 8 if effort >= 1 else 5]
+    for G in map(group, tracked):
+        if any(wrong_pair(G, min(cls)) for cls in G.classes):
+            raise Refuted(f"the argument excludes {G.name}, which is tracked")
+    excluded = {
+        "Z_4^2 : Z_3": _by_a_matrix(4, [[0, -1], [1, -1]]),
+        "Z_2^3 : Z_7": _by_a_matrix(2, [[0, 0, 1], [1, 0, 1], [0, 1, 0]]),
+    }
+    for name, G in excluded.items():
+        obstruction = find_obstruction(G)
+        if obstruction is None or obstruction.label != "odd-pairs":
+            raise Refuted(f"{name} is not excluded by it")
+    return Evidence(
+        4 + len(tracked) + 2, "exact", note=f"excludes {' and '.join(excluded)}, none of {', '.join(tracked)}"
+    )
+
+
+def _by_a_matrix(n: int, M: Sequence[Sequence[int]]) -> FiniteGroup:
+    """Z_n^d : <M>."""
+    d, powers = len(M), [np.eye(len(M), dtype=int)]
+    while not (len(powers) > 1 and (powers[-1] == powers[0]).all()):
+        powers.append(powers[-1] @ np.array(M) % n)
+    k = len(powers) - 1
+
+    def multiply(x: tuple[int, ...], y: tuple[int, ...]) -> tuple[int, ...]:
+        moved = (np.array(x[:d]) + powers[x[d]] @ np.array(y[:d])) % n
+        return (*map(int, moved), (x[d] + y[d]) % k)
+
+    return from_elements(f"Z{n}^{d}:Z{k}", list(cartesian(*[range(n)] * d, range(k))), multiply)
 
 
 def heisenberg(p: int) -> FiniteGroup:

@@ -403,8 +403,28 @@ def frobenius_four(effort: float = 1.0, build: Callable[[int], Layer] = frobeniu
     """The decoder on every reachable pair of states and every letter, exactly: q = 5, at full effort 13 too."""
     decoded = {q: check_layer(build(q)) for q in ((5, 13) if effort >= 1 else (5,))}
     pairs = {q: found[0].pairs for q, found in decoded.items()}
-    note = ", ".join(f"q = {q}: {count} joint states" for q, count in pairs.items())
+    check_layer(square_layer(3))
+    note = ", ".join(f"q = {q}: {count} joint states" for q, count in pairs.items()) + "; Z_3^2 : Z_4"
     return Evidence(sum(count * 4 * q for q, count in pairs.items()), "exact", note=note, data={"joint": pairs})
+
+
+#: groups of order 32 with the laws of dihedral groups and a small layer: their numbers
+DIHEDRAL_LAWS = (7, 43, 6)
+
+
+@claim("planar-heads", "Groups with the laws of dihedral groups are tracked by planar heads, Hol(Z_8) by two")
+def planar_only(effort: float = 1.0, build: Callable[[FiniteGroup], Layer | None] = search_planar_heads) -> Evidence:
+    """Groups of order 32 that no other construction here tracks: their layers, the decoder on every reachable pair."""
+    heads, cases = {}, 0
+    for number in DIHEDRAL_LAWS if effort >= 1 else DIHEDRAL_LAWS[:1]:
+        G = next(small for small in small_groups() if (small.order, small.number) == (32, number)).group()
+        layer = build(G)
+        if layer is None or set(layer.dimensions) != {2}:
+            raise Refuted(f"{G.name}: no planar heads were found")
+        cases += sum(found.pairs for found in check_layer(layer)) * G.order
+        heads[G.name] = len(layer.stages)
+    note = ", ".join(f"{name}: {count} heads" for name, count in heads.items())
+    return Evidence(cases, "exact", note=note, data={"heads": heads})
 
 
 @claim(
