@@ -59,7 +59,7 @@ def try_checker(
 def _long_word(certificate: dict[str, Any]) -> list[int]:
     """Letters enough to meet most states of a group's heads."""
     states = max((len(head["decoder"]) for head in certificate.get("heads", ())), default=0)
-    letters = len(certificate.get("letters", certificate.get("alphabet")))
+    letters = len(certificate["letters" if "letters" in certificate else "alphabet"])
     return random.Random(0).choices(range(letters), k=200 + 4 * states)
 
 
