@@ -194,7 +194,7 @@ class ComplexKDA(nn.Module):
     def _convolve(
         self, y: dict[str, Tensor], past: dict[str, Tensor] | None, cu_seqlens: Tensor | None, context: Context | None
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Convolution and SiLU of the projections [B, T, D], where they have them; and the convolutions' new past, unless past is None."""
+        """Convolution and SiLU of the projections [B, T, D], where they have them; and the new past, unless past is None."""
         new_past: dict[str, Tensor] = {}
         if context is not None and self.convolutions:
             y = convolve_parts(dict(self.convolutions.items()), y, self.activate, context, cu_seqlens)

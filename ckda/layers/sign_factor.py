@@ -137,12 +137,14 @@ class SignFactor(ComplexKDA):
             beta = beta * 2 * sigmoid(self.t_proj(x).to(log.dtype))
         return {"g": log + factor.log, "sign": factor.sign, "beta": beta}
 
-    def _project(self, x: Tensor, past: dict[str, Tensor], *rest: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        y, past = super()._project(x, past, *rest)
+    def _project(
+        self, x: Tensor, past: dict[str, Tensor] | None, *rest: Any
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        y, new_past = super()._project(x, past, *rest)
         mask = rest[1] if len(rest) > 1 else None
         if mask is not None:
             y["sign"] = y["sign"].masked_fill(mask[..., None, None] == 0, 1)
-        return y, past
+        return y, new_past
 
     def _options(self) -> dict[str, Any]:
         return {"normalize_qk": True}

@@ -47,7 +47,7 @@ def _compile(args: argparse.Namespace) -> int:
 
     out = make_folder(args.out)
     try:
-        machine = compile_machine(Compile(args.source, args.letters, most_maps=args.most_maps))
+        machine = compile_machine(Compile(args.source, args.letters, most_maps=args.most_maps, layers=args.layers))
     except NoRealisation as none:
         print(json.dumps({"answer": none.kind, "reason": str(none)}) if args.json else f"{none.kind}: {none}")
         return 1
@@ -87,7 +87,7 @@ def _run(args: argparse.Namespace) -> int:
     word = _word(args.word, machine.config["letters"])
     device = "cpu" if args.exact else pick_device(args.device)
     answers = run(Run(machine, word, args.exact, device))
-    named = {"group": "element", "dfa": "state, accepted", "wfa": "weight"}[machine.config["kind"]]
+    named = {"group": "element", "action": "element", "dfa": "state, accepted", "wfa": "weight"}[machine.config["kind"]]
     how = "exact" if args.exact else f"operator, {device}"
     if args.json:
         print(json.dumps({"machine": machine.config["name"], "how": how, "word": word, named: answers}))

@@ -46,6 +46,7 @@ def _add_compile(action: Parser) -> None:
     add("--fresh", action="store_true", help="write the machine in the place of another")
     add("--out", default="runs/theory/machine", help="folder of the machine (default: %(default)s)")
     add("--letters", choices=("generators", "all"), default="generators", help="of a group (default: %(default)s)")
+    add("--layers", type=int, choices=(1, 3), help="of a group: 1, or 3 (default: the fewest known)")
     add("--most-maps", type=positive, default=5000, help="limit of a DFA's lookup (default: %(default)s)")
     add_json_argument(action)
 
