@@ -319,7 +319,8 @@ def main() -> int:
         if found is None:
             continue
         print(
-            f"{part:18} {found['before']:.4f} s -> {found['after']:.4f} s, {found['ratio']:.2f} times as fast ({found['processor_ratio']:.2f} by processor time)"
+            f"{part:18} {found['before']:.4f} s -> {found['after']:.4f} s, {found['ratio']:.2f} times as fast "
+            f"({found['processor_ratio']:.2f} by processor time)"
         )
     print({key: record[key] for key in ("same_tokens", "apart", "errors") if key in record})
     return 0

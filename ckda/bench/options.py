@@ -27,7 +27,6 @@ def add_bench(parser: Parser) -> None:
     add("--peer", action="append", help="measure only this one; may be repeated")
     add("--shape", action="append", type=_shape, metavar="B,T,H,D", help="only this; may be repeated")
     add("--sweep", action="store_true", help="what each change of a call costs beside the main one")
-    parser.add_argument("--host", action="store_true", help="what issuing a call costs the host, and the first call")
     add("--host", action="store_true", help="what issuing a call costs the host, and the first call")
     add("--row", action="append", help="of --sweep, only the main row and this one; may be repeated")
     add("--dtype", default=None, choices=["bfloat16", "float16", "float32"], help="of q, k, v and g")

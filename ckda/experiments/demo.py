@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from ckda.command import make_folder, pick_device
-from ckda.experiments.common.show import ARMS, print_table, source_line
+from ckda.experiments.common.show import ARMS
 from ckda.experiments.tracking.figures import cups_strip, extrapolation_figure, mechanism_figure
 from ckda.experiments.tracking.inspect import mechanism
 from ckda.experiments.tracking.model import build_tracker
 from ckda.experiments.tracking.task import WordProblem, correct_products, scaled_accuracy
 from ckda.layers import RANGES
-from ckda.page import Page, svg_of
+from ckda.page import Page, print_table, source_line, svg_of
 from ckda.record import environment, read_json, write_json
 from ckda.train import Ensemble, Recipe, train
 

@@ -24,9 +24,9 @@ from ckda.layers.complex_kda import ComplexKDA
 from ckda.layers.delta_product import DeltaProduct
 from ckda.layers.gated_delta import SeparateGates
 from ckda.lm.data import TokenStore
-from ckda.lm.figures import new_figure
 from ckda.lm.models import config_of, load_model, text_tokenizer
 from ckda.models import ComplexKDAForCausalLM
+from ckda.page import empty_figure
 from ckda.record import environment, read_json, write_json
 
 __all__ = ["Checkpoint", "Inspection", "Layer", "LayerUse", "Question", "gate_use", "inspect_figure", "rotates", "run"]
@@ -341,7 +341,7 @@ def inspect_figure(result: Inspection) -> Any:
     Below: quantiles of gates and learning rates by layer at the last checkpoint."""
     from matplotlib.colors import PowerNorm
 
-    figure = new_figure(figsize=(11, 6.6))
+    figure = empty_figure(figsize=(11, 6.6))
     grid = figure.add_gridspec(2, 6)
     checkpoints = result.checkpoints
     last = checkpoints[-1].layers

@@ -25,6 +25,7 @@ from ckda.experiments.audio.model import Continuer, build
 from ckda.experiments.audio.task import Continuation
 from ckda.layers import LayerCache
 from ckda.layers.complex_kda import RANGES
+from ckda.page import empty_figure
 from ckda.record import environment, read_json, write_json
 from ckda.train.weights import places_of, read_weights
 
@@ -217,11 +218,7 @@ def _inspect(path: Path, seed: int | None, length: int) -> dict[str, Any]:
 
 def inspect_figure(result: dict[str, Any]) -> Any:
     """Eigenvalues of every head on the circle of 32nds of a turn; error as trained, without and with only the complex modes."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = empty_figure(figsize=(11, 4.2))
     left, middle, right = figure.subplots(1, 3, width_ratios=(1.1, 1, 1))
     circle = np.linspace(0, 2 * np.pi, 361)
     left.plot(np.cos(circle), np.sin(circle), color="#c5ced8", linewidth=1)

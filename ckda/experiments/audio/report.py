@@ -5,8 +5,8 @@ from pathlib import Path
 from ckda.experiments.audio.figures import PUBLISHED, beyond_figure, continuation_figure, label, paper_part, players
 from ckda.experiments.audio.run import LOOP, AudioResult, AudioRun
 from ckda.experiments.audio.task import FRAMES
-from ckda.experiments.common.show import ARMS, print_table, source_line
-from ckda.page import Page, png_of
+from ckda.experiments.common.show import ARMS
+from ckda.page import Page, png_of, print_table, source_line
 
 __all__ = ["draw", "markdown", "page_of", "print_result", "published", "rows"]
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ckda.command import make_folder, pick_device, pick_names, pick_whole
-from ckda.experiments.common.show import markdown_table, print_table, source_line
 from ckda.experiments.tracking.figures import groups_figure, published
 from ckda.experiments.tracking.lottery import lottery
 from ckda.experiments.tracking.recipes import RECIPES
@@ -16,7 +15,7 @@ from ckda.experiments.tracking.run import TrackConfig, TrackResult, collect, run
 from ckda.experiments.tracking.task import task_named
 from ckda.layers.complex_kda import RANGES
 from ckda.layers.mixers import MIXERS
-from ckda.page import Page, svg_of
+from ckda.page import Page, markdown_table, print_table, source_line, svg_of
 from ckda.record import write_json, write_text
 from ckda.train.loop import span_words
 from ckda.train.recipe import steps_word
