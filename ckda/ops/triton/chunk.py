@@ -31,6 +31,11 @@ def saved_like(call: Call) -> list[Tensor]:
     return [*empty_saved(call, plan(call))]
 
 
+def _written(call: Call) -> Call:
+    """The call with values as they are written: a write gate is multiplied in beforehand, an erase gate in the kernels."""
+    return call if call.write is None else call._replace(v=(call.write * call.v).to(call.v.dtype), write=None)
+
+
 def _G(w: Work) -> Tensor:
     """Where G is written: kept for the backward pass where that reads it."""
     return w.x.G if w.p.given else w.x.rho.new_empty(w.p.rows, w.p.HV, w.p.C)
@@ -61,6 +66,7 @@ def _segment_starts(w: Work) -> Tensor:
 
 def forward(call: Call) -> tuple[Tensor, Tensor, list[Tensor]]:
     """o [B, T, HV, V], the final state [N, HV, K, V], and what :func:`backward` reads again."""
+    call = _written(call)
     p, given = plan(call), call.tensors
     key, tape = replay.find("forward", call, given) if p.num_segments == 1 else (None, None)
     if tape is not None:
@@ -104,13 +110,14 @@ def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None)
     The last of `saved` is o.
     """
     *kept, o = saved
+    outer, call = call, _written(call)
     p, do = plan(call), aligned(do)
     dfinal = None if dfinal is None else dfinal.float().contiguous()
     given = (*call.tensors, *saved, do, dfinal)
     key, tape = replay.find("backward", call, given) if p.num_segments == 1 else (None, None)
     if tape is not None:
         made = tape.run(given)
-        return _assemble(call, made[0], made[1], dict(zip(OUTPUTS, made[2:], strict=True)))
+        return _assemble(outer, made[0], made[1], dict(zip(OUTPUTS, made[2:], strict=True)))
     w, kernels = _work(call, p, Saved(*kept)), _kernels(call)
     if p.num_segments > 1:
         dfinal = _segment_ends(w, do, dfinal)
@@ -120,24 +127,30 @@ def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None)
     reverse = kernels.reverse(w, do, dfinal, dinitial, passed, p.segments)
     run = [(reverse, reverse())]
     ends, out = kernels.gradients(w, o, do, passed)
-    run += [(launch, launch()) for launch in ends]
+    sums, out = portable.group_sums(w, out)
+    run += [(launch, launch()) for launch in (*ends, *sums)]
     replay.record(key, run, given, (passed.dv, dinitial, *(out[name] for name in OUTPUTS)))
     if dinitial is not None:
         dinitial = dinitial.unflatten(0, (p.N, -1))[:, 0].contiguous()
-    return _assemble(call, passed.dv, dinitial, out)
+    return _assemble(outer, passed.dv, dinitial, out)
 
 
 def _assemble(call: Call, dv: Tensor | None, dinitial: Tensor | None, out: dict[str, Tensor | None]) -> Gradients:
     assert dv is not None
-    return assemble(call, out | {"p_dv": dv.to(call.v.dtype), "p_dinitial": dinitial})
+    dwrite = None
+    if call.write is not None:
+        dwrite, dv = (dv * call.v).to(call.write.dtype), dv * call.write
+    return assemble(call, out | {"p_dv": dv.to(call.v.dtype), "p_dwrite": dwrite, "p_dinitial": dinitial})
 
 
 def launches(call: Call) -> list[Launch]:
     """The launches of one forward and backward pass on empty tensors of the call's device: for compiling, not for running."""
+    call = _written(call)
     p = plan(call)
     w, kernels = _work(call, p, empty_saved(call, p)), _kernels(call)
     o, state, G, passed, segments = torch.empty_like(call.v), call.zero_state(), _G(w), _empty_passed(w), w.p.segments
-    ends, _ = kernels.gradients(w, o, o, passed)
+    ends, out = kernels.gradients(w, o, o, passed)
+    sums, _ = portable.group_sums(w, out)
     return [
         *portable.places(w),
         kernels.intra(w, G),
@@ -149,4 +162,5 @@ def launches(call: Call) -> list[Launch]:
         kernels.reverse(w, o, state, state, passed, segments),
         kernels.reverse(w, o, state, state, None, segments),
         *ends,
+        *sums,
     ]

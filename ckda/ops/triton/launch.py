@@ -104,7 +104,7 @@ def aligned(x: Tensor) -> Tensor:
     return x if x.data_ptr() % 16 == 0 else x.clone()
 
 
-_RAW = ("q", "k", "g", "beta", "sign", "A_log", "dt_bias")
+_RAW = ("q", "k", "g", "beta", "sign", "erase", "A_log", "dt_bias")
 
 
 def gate_arguments(call: Call, unread: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -119,6 +119,7 @@ def gate_arguments(call: Call, unread: tuple[str, ...] = ()) -> dict[str, Any]:
         "BK": power_of_two(K),
         "GATE": call.gate or "none",
         "SIGNED": call.sign is not None,
+        "ERASE": call.erase is not None,
         "HAS_A_LOG": call.A_log is not None,
         "HAS_DT_BIAS": call.dt_bias is not None,
         "NORMALIZE": call.normalize_qk,
@@ -130,9 +131,11 @@ def gate_arguments(call: Call, unread: tuple[str, ...] = ()) -> dict[str, Any]:
 def assemble(call: Call, out: dict[str, Any]) -> Gradients:
     """What a backward kernel wrote, as :class:`Gradients`: grouped heads and the sequences' or chunks' parts summed."""
     dq, dk, H = out["p_dq"], out["p_dk"], call.q.shape[2]
-    if call.group > 1:
+    if dq.shape[2] > H:
         dq, dk = (x.unflatten(2, (H, -1)).sum(3, dtype=torch.float32).to(call.q.dtype) for x in (dq, dk))
-    dA_log = None if call.A_log is None else out["p_dlog_rate"].sum((0, 2)).to(call.A_log.dtype)
-    ddt_bias = None if call.dt_bias is None else out["p_dbias"].sum(0).flatten().to(call.dt_bias.dtype)
+    K = call.q.shape[3]  # the chunks' parts may have room for more
+    dA_log = None if call.A_log is None else out["p_dlog_rate"][..., :K].sum((0, 2)).to(call.A_log.dtype)
+    ddt_bias = None if call.dt_bias is None else out["p_dbias"][..., :K].sum(0).flatten().to(call.dt_bias.dtype)
     dinitial = None if call.initial_state is None else out["p_dinitial"].to(call.initial_state.dtype)
-    return Gradients(dq, dk, out["p_dv"], out["p_dg"], out["p_dbeta"], dA_log, ddt_bias, None, None, dinitial)
+    gates = out.get("p_derase"), out.get("p_dwrite")
+    return Gradients(dq, dk, out["p_dv"], out["p_dg"], out["p_dbeta"], dA_log, ddt_bias, *gates, dinitial)

@@ -31,6 +31,7 @@ __all__ = [
     "learning_rate",
     "log_gate",
     "operand",
+    "right_of_border",
     "signs_through",
     "sums_from",
     "token_sums",
@@ -393,6 +394,12 @@ def across_border(shift, C: tl.constexpr):
     """The pairs (i, j) [C, C] across such borders, i right and j left of one. Halves of 1, 2, ..., C/2 tokens give all i > j."""
     b_row, b_column = tl.arange(0, C)[:, None] >> shift, tl.arange(0, C)[None, :] >> shift
     return (b_row % 2 == 1) & (b_row == b_column + 1)
+
+
+@triton.jit
+def right_of_border(shift, C: tl.constexpr):
+    """[1, C]: the tokens right of such a border."""
+    return ((tl.arange(0, C) >> shift) % 2 == 1)[None, :]
 
 
 @triton.jit

@@ -1,15 +1,18 @@
-"""What the kernels for Hopper are made of: layouts, products that are begun and awaited later, room in shared memory, barriers."""
+"""What the kernels for Hopper are made of: layouts, products that are begun and awaited later, room in shared memory, barriers.
+
+Heads have K channels and V values, tiles BK >= K and BV >= V of them, powers of two: what the tensor memory accelerator fetches beyond
+a head's width is zero, and what it would store there is left out. DT is the dtype of operands, bfloat16 or float16.
+"""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
 
 from ckda.ops.triton.hopper import WARP_ROWS
 
 __all__ = [
     "AFTER",
     "BORDERS",
-    "DT",
     "DT_BYTES",
     "FETCH_REGISTERS",
     "FETCH_WARPS",
@@ -32,8 +35,11 @@ __all__ = [
     "by_rows",
     "chunk_place",
     "fetch_layout",
+    "fetch_tile",
     "given_signs",
     "head_gate",
+    "head_layout",
+    "held_log",
     "left_operand",
     "lines",
     "plus",
@@ -42,13 +48,13 @@ __all__ = [
     "room",
     "room_for_one",
     "rounded",
+    "send_tile",
     "span_sums",
     "store_spans",
     "tile_layout",
     "times",
 ]
 
-DT = gl.constexpr(gl.bfloat16)
 DT_BYTES = gl.constexpr(2)
 # parts of t_keys and t_squares, each of ROWS rows: KEYS and SQUARES of ckda/ops/triton/plan.py
 Q_FORWARD, K_FORWARD, K_BACK, FORWARD, NUM_KEYS = (gl.constexpr(i) for i in range(5))
@@ -56,16 +62,23 @@ A, SOLVER, SOLVER_LOW, SOLVER_REST = (gl.constexpr(i) for i in range(4))
 # the matrices of `store_spans`: logs through a token, after it, and from here on a matrix for the borders of each level
 THROUGH, AFTER, BORDERS = (gl.constexpr(i) for i in range(3))
 FETCH_WARPS = gl.constexpr(1)  # that fetch the tiles ahead, beside those that compute
-FETCH_REGISTERS = gl.constexpr(24)  # a thread of theirs, the least there is: the others get the rest
+FETCH_REGISTERS = gl.constexpr(32)  # a thread of theirs: the others get the rest
 # arrivals that a barrier waits for: the accelerator's bytes are one; where lines come too, so are the copies of 32 threads
 TILES_ARRIVE, LINES_ARRIVE = gl.constexpr(1), gl.constexpr(33)
 USED_ARRIVE = gl.constexpr(1)  # that tiles are used up is said once
+LEAST_LOG = gl.constexpr(-256.0)  # the log2 of a decay that is zero in float32, and that float16 holds
 
 
 @gluon.constexpr_function
-def tile_layout(rows, columns, dtype=gl.bfloat16):
+def tile_layout(rows, columns, dtype):
     """A tile [rows, columns] in shared memory."""
     return gl.NVMMASharedLayout.get_default_for([rows, columns], dtype)
+
+
+@gluon.constexpr_function
+def head_layout(rows, columns, dtype):
+    """The same tile as the accelerator sees it: [1, rows, columns], of one head."""
+    return gl.NVMMASharedLayout.get_default_for([1, rows, columns], dtype)
 
 
 @gluon.constexpr_function
@@ -83,15 +96,15 @@ def left_operand(rows, columns):
 
 
 @gluon.constexpr_function
-def by_pairs(K):
+def by_pairs(BK):
     """The layout of a product of tokens with tokens [C, C]: too small for Hopper's instruction."""
-    return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[2, K // WARP_ROWS // 2], instr_shape=[16, 8])
+    return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[2, BK // WARP_ROWS // 2], instr_shape=[16, 8])
 
 
 @gluon.constexpr_function
-def by_rows(K, V):
+def by_rows(BK, V):
     """The layout of a tile [C, V] whose rows are summed: every row within a warp."""
-    return gl.BlockedLayout([1, V * 16 // K], [512 // K, K // 16], [K // WARP_ROWS, 1], [1, 0])
+    return gl.BlockedLayout([1, V * 16 // BK], [512 // BK, BK // 16], [BK // WARP_ROWS, 1], [1, 0])
 
 
 @gluon.constexpr_function
@@ -101,17 +114,45 @@ def fetch_layout():
 
 
 @gluon.jit
-def rounded(b_x):
-    """x in bfloat16, two numbers an instruction."""
-    return gl.inline_asm_elementwise(
-        "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [b_x], dtype=gl.bfloat16, is_pure=True, pack=2
-    )
+def fetch_tile(t_x, head, row, column, bar, s_x):
+    """A tile of one head on its way into shared memory."""
+    s_tile = s_x._reinterpret(s_x.dtype, [1, s_x.shape[0], s_x.shape[1]], t_x.layout)
+    tma.async_copy_global_to_shared(t_x, [head, row, column], bar, s_tile)
+
+
+@gluon.jit
+def send_tile(t_x, head, row, column, s_x):
+    """A tile of one head on its way out."""
+    s_tile = s_x._reinterpret(s_x.dtype, [1, s_x.shape[0], s_x.shape[1]], t_x.layout)
+    tma.async_copy_shared_to_global(t_x, [head, row, column], s_tile)
+
+
+@gluon.jit
+def rounded(b_x, DT: gl.constexpr):
+    """x as an operand, two numbers an instruction."""
+    if DT == gl.float16:
+        return gl.inline_asm_elementwise(
+            "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [b_x], dtype=gl.float16, is_pure=True, pack=2
+        )
+    else:
+        return gl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [b_x], dtype=gl.bfloat16, is_pure=True, pack=2
+        )
 
 
 @gluon.jit
 def rest(b_x, b_high):
-    """What the rounding of x left, in bfloat16."""
-    return rounded(b_x - b_high.to(gl.float32))
+    """What the rounding of x left, as an operand."""
+    return rounded(b_x - b_high.to(gl.float32), b_high.dtype)
+
+
+@gluon.jit
+def held_log(b_log, DT: gl.constexpr):
+    """log2|alpha| as operands hold it: float16 ends at 65504. NaN stays NaN."""
+    if DT == gl.float16:
+        return gl.where(b_log < LEAST_LOG, LEAST_LOG, b_log)
+    else:
+        return b_log
 
 
 @gluon.jit
@@ -129,13 +170,13 @@ def plus(b_sum, b_a, s_b, rows: gl.constexpr, columns: gl.constexpr):
 
 
 @gluon.jit
-def room(n: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr, dtype: gl.constexpr = DT):
+def room(n: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr, dtype: gl.constexpr):
     """Room for n tiles."""
     return gl.allocate_shared_memory(dtype, [n, rows, columns], tile_layout(rows, columns, dtype))
 
 
 @gluon.jit
-def room_for_one(rows: gl.constexpr, columns: gl.constexpr, dtype: gl.constexpr = DT):
+def room_for_one(rows: gl.constexpr, columns: gl.constexpr, dtype: gl.constexpr):
     """Room for one tile."""
     return room(1, rows, columns, dtype).index(0)
 
@@ -152,6 +193,7 @@ def store_spans(s_M, b_from, b_to, LEVELS: gl.constexpr):
 
     See `chunk_decay` and `border_decay` in ckda/ops/triton/tile.py.
     """
+    DT: gl.constexpr = s_M.dtype
     s_M.index(THROUGH).store(gl.where(b_from <= b_to, 1.0, 0.0).to(DT))
     s_M.index(AFTER).store(gl.where(b_from > b_to, 1.0, 0.0).to(DT))
     for shift in gl.static_range(LEVELS):
@@ -188,12 +230,14 @@ def chunk_place(chunk, p_starts, p_ends, T, NC, C: gl.constexpr, PLACES: gl.cons
 
 
 @gluon.jit
-def given_signs(p_sign, begin, num, i_hv, K: gl.constexpr, C: gl.constexpr, HV: gl.constexpr, PLACES: gl.constexpr):
-    """Whether alpha < 0 [K, C], of a chunk's tokens."""
-    b_token = gl.arange(0, C, gl.SliceLayout(0, product(K, C)))[None, :]
-    b_channel = gl.arange(0, K, gl.SliceLayout(1, product(K, C)))[:, None]
+def given_signs(
+    p_sign, begin, num, i_hv, K: gl.constexpr, BK: gl.constexpr, C: gl.constexpr, HV: gl.constexpr, PLACES: gl.constexpr
+):
+    """Whether alpha < 0 [BK, C], of a chunk's tokens."""
+    b_token = gl.arange(0, C, gl.SliceLayout(0, product(BK, C)))[None, :]
+    b_channel = gl.arange(0, BK, gl.SliceLayout(1, product(BK, C)))[:, None]
     o_sign = ((begin + b_token).to(gl.int64) * HV + i_hv) * K + b_channel
-    if PLACES == "whole":
+    if PLACES == "whole" and K == BK:
         return gl.load(p_sign + o_sign) < 0
     else:
         return gl.load(p_sign + o_sign, mask=(b_token < num) & (b_channel < K), other=1) < 0
@@ -213,14 +257,15 @@ def barriers(STAGES: gl.constexpr, ARRIVALS: gl.constexpr):
 
 @gluon.jit
 def head_gate(
-    p_A_log, p_dt_bias, i_hv, K: gl.constexpr, C: gl.constexpr, HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr
-):
-    """The head's rate exp(A_log) [1, 1] and bias [K, 1] of the channels."""
-    by_channel: gl.constexpr = gl.SliceLayout(1, product(K, C))
-    b_rate = gl.full([1, 1], 1.0, gl.float32, product(K, C))
-    b_bias = gl.zeros([K], gl.float32, by_channel)[:, None]
+    p_A_log, p_dt_bias, i_hv, K: gl.constexpr, BK: gl.constexpr, C: gl.constexpr, HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr
+):  # fmt: skip
+    """The head's rate exp(A_log) [1, 1] and bias [BK, 1] of the channels."""
+    by_channel: gl.constexpr = gl.SliceLayout(1, product(BK, C))
+    b_rate = gl.full([1, 1], 1.0, gl.float32, product(BK, C))
+    b_bias = gl.zeros([BK], gl.float32, by_channel)[:, None]
     if HAS_A_LOG:
         b_rate *= gl.exp(gl.load(p_A_log + i_hv).to(gl.float32))
     if HAS_DT_BIAS:
-        b_bias += gl.load(p_dt_bias + i_hv * K + gl.arange(0, K, by_channel)).to(gl.float32)[:, None]
+        b_channel = gl.arange(0, BK, by_channel)
+        b_bias += gl.load(p_dt_bias + i_hv * K + b_channel, mask=b_channel < K, other=0.0).to(gl.float32)[:, None]
     return b_rate, b_bias

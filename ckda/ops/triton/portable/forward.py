@@ -7,7 +7,8 @@ state at the chunk's start (ckda/ops/chunked.py has the derivation):
     (I + G Diag(rho)) y = |k| v - (k * gamma) S,    u = rho y,    o = (q * gamma) S + A u,
     S' = Gamma S + (k * Gamma / gamma)^T u.
 
-k is the key as given but for a power of two (:func:`used_keys`), and |k| = 1 here without normalisation.
+k is the key as given but for a power of two (:func:`used_keys`), and |k| = 1 here without normalisation. With separate gates
+(ERASE) k_i as a row, in G and before S, is erase_i * k_i, beta is 1, and v is write * v already.
 
 `intra_kernel` (parallel over chunks) makes from the raw inputs what does not depend on the state: the decayed q and k, A and G.
 `solver_kernel` inverts I + G Diag(rho) in float32. `state_kernel` runs over the chunks of a sequence, one program a
@@ -42,6 +43,7 @@ from ckda.ops.triton.tile import (
     learning_rate,
     log_gate,
     operand,
+    right_of_border,
     signs_through,
     widened,
 )
@@ -65,16 +67,24 @@ def places_kernel(
     p_starts,  # out int32 [NC] first token of each chunk
     p_ends,  # out int32 [NC] end of its tokens; its start for a chunk that nobody needs
     p_first,  # out int32 [N] first chunk of each sequence
+    p_order,  # out int32 [N] the sequences, the longest first and equal ones as they lie
     N,
     NC,
     C: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Where the chunks of packed sequences lie: BLOCK chunks a program, which looks at all sequences, BLOCK at a time."""
+    """Where the chunks of packed sequences lie: BLOCK chunks a program, which looks at all sequences, BLOCK at a time.
+
+    Where sequences come in the order of their lengths: BLOCK of them a program too. There are at least as many chunks as sequences.
+    """
     b_slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b_start = tl.zeros([BLOCK], tl.int32)
     b_end = tl.zeros([BLOCK], tl.int32)
     before = tl.zeros([], tl.int32)  # chunks of the sequences before
+    m_some = b_slot < N  # as a sequence
+    b_length = tl.load(p_cu_seqlens + b_slot + 1, mask=m_some, other=0).to(tl.int32)
+    b_length -= tl.load(p_cu_seqlens + b_slot, mask=m_some, other=0).to(tl.int32)
+    b_rank = tl.zeros([BLOCK], tl.int32)
     for n in range(0, N, BLOCK):
         b_n = n + tl.arange(0, BLOCK)
         b_begin = tl.load(p_cu_seqlens + b_n, mask=b_n < N, other=0).to(tl.int32)
@@ -88,6 +98,11 @@ def places_kernel(
         b_start += tl.sum(tl.where(m_own, b_place, 0), 1)
         b_end += tl.sum(tl.where(m_own, tl.minimum(b_place + C, b_stop[None, :]), 0), 1)
         before += tl.sum(b_num, 0)
+        b_other = (b_stop - b_begin)[None, :]
+        m_equal = (b_other == b_length[:, None]) & (b_n[None, :] < b_slot[:, None])
+        m_before = (b_n < N)[None, :] & ((b_other > b_length[:, None]) | m_equal)
+        b_rank += tl.sum(tl.where(m_before, 1, 0), 1)
+    tl.store(p_order + b_rank, b_slot, mask=m_some)
     tl.store(p_starts + b_slot, b_start, mask=b_slot < NC)
     tl.store(p_ends + b_slot, b_end, mask=b_slot < NC)
 
@@ -163,14 +178,17 @@ def used_keys(b_k, NORMALIZE: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _unbounded_products(b_q, b_k, b_log, C: tl.constexpr, LEVELS: tl.constexpr, DOT: tl.constexpr):
-    """A and G of gates without a bound, border by border (:func:`ckda.ops.triton.tile.border_decay`); signs are in q and k."""
+def _unbounded_products(b_q, b_k, b_erase, b_log, C: tl.constexpr, LEVELS: tl.constexpr, DOT: tl.constexpr):
+    """A and G of gates without a bound, border by border (:func:`ckda.ops.triton.tile.border_decay`); signs are in q and k.
+
+    Right of a border a key is a row of G, and takes its erase gate.
+    """
     m_same = tl.arange(0, C)[:, None] == tl.arange(0, C)[None, :]
     b_A = tl.where(m_same, dot(tl.trans(b_q), b_k, DOT), 0.0)
     b_G = tl.zeros([C, C], tl.float32)
     for shift in range(LEVELS):  # not unrolled, which would spill
         b_decay = border_decay(b_log, shift, C, DOT)
-        b_key = operand(b_k * b_decay, DOT)
+        b_key = operand(b_k * tl.where(right_of_border(shift, C), b_erase, 1.0) * b_decay, DOT)
         m_pairs = across_border(shift, C)
         b_A = tl.where(m_pairs, dot(tl.trans(b_q * b_decay), b_key, DOT), b_A)
         b_G = tl.where(m_pairs, dot(tl.trans(b_key), b_key, DOT), b_G)
@@ -260,14 +278,15 @@ def intra_kernel(
     p_q,  # [B * T, H, K]
     p_k,  # [B * T, H, K]
     p_g,  # [B * T, HV, K]
-    p_beta,  # [B * T, HV]
+    p_beta,  # [B * T, HV], where not ERASE
     p_sign,
+    p_erase,  # [B * T, HV, K], where ERASE: the rate of each channel, and beta = 1
     p_A_log,
     p_dt_bias,
     p_starts,  # [NC] first token of each chunk, packed sequences only
     p_ends,
     p_q_forward,  # out [B * T, HV, K] q * gamma / gamma_a
-    p_k_forward,  # out [B * T, HV, K] k * gamma / gamma_a
+    p_k_forward,  # out [B * T, HV, K] erase * k * gamma / gamma_a
     p_k_back,  # out [B * T, HV, K] k * gamma_a / gamma; k * Gamma / gamma where not BOUNDED
     p_A,  # out [B * T, HV, C]
     p_G,  # out float32 [B * T, HV, C] strictly lower
@@ -287,6 +306,7 @@ def intra_kernel(
     C: tl.constexpr,
     GATE: tl.constexpr,
     SIGNED: tl.constexpr,
+    ERASE: tl.constexpr,
     HAS_A_LOG: tl.constexpr,
     HAS_DT_BIAS: tl.constexpr,
     NORMALIZE: tl.constexpr,
@@ -322,8 +342,14 @@ def intra_kernel(
         b_g, p_sign, p_A_log, p_dt_bias, line * K, o_g, m_tile, i_hv, b_channel,
         K, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, WIDE,
     )  # fmt: skip
-    b_beta = tl.load(p_beta + line + b_line, mask=m_token, other=0.0).to(tl.float32)
-    b_rho = (tl.where(m_token, learning_rate(b_beta, BETA_RANGE), 0.0) / b_norm2).to(tl.float32)
+    b_erase = tl.full([1, 1], 1.0, tl.float32)
+    b_rho = tl.where(m_token, 1.0, 0.0)
+    if ERASE:
+        b_erase = tl.load(p_erase + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)
+    else:
+        b_beta = tl.load(p_beta + line + b_line, mask=m_token, other=0.0).to(tl.float32)
+        b_rho = tl.where(m_token, learning_rate(b_beta, BETA_RANGE), 0.0)
+    b_rho = (b_rho / b_norm2).to(tl.float32)
     tl.store(p_rho + line + b_line, b_rho, mask=m_token)
     num_lines = tl.cast(TOKENS, tl.int64) * HV
     tl.store(p_norms + line + b_line, b_q_inverse, mask=m_token)
@@ -333,15 +359,15 @@ def intra_kernel(
     if BOUNDED:
         b_forward, b_back, b_start, b_end = bounded_decays(b_log, b_negative, C, DOT, WIDE)
         tl.store(p_forward + line * K + o_g, operand(b_forward, DOT), mask=m_tile)
-        b_query, b_row, b_key = b_q * b_forward, b_k * b_forward, b_k * b_back
+        b_query, b_row, b_key = b_q * b_forward, b_k * b_erase * b_forward, b_k * b_back
         b_A = dot(tl.trans(b_query), b_key, DOT)
         b_G = dot(tl.trans(b_row), b_key, DOT)
     else:
         b_sign = signs_through(b_negative, C, DOT)
         b_q, b_k = b_q * b_sign, b_k * b_sign  # a pair's sign is the product of both
-        b_A, b_G = _unbounded_products(b_q, b_k, b_log, C, LEVELS, DOT)
+        b_A, b_G = _unbounded_products(b_q, b_k, b_erase, b_log, C, LEVELS, DOT)
         b_gamma = chunk_decay(b_log, False, C, DOT)
-        b_query, b_row = b_q * b_gamma, b_k * b_gamma
+        b_query, b_row = b_q * b_gamma, b_k * b_erase * b_gamma
         b_last = at_token(b_sign, C - 1, C)
         b_key = b_k * chunk_decay(b_log, True, C, DOT) * b_last[:, None]
         b_end = at_token(b_gamma, C - 1, C) * b_last
