@@ -33,10 +33,10 @@ from ckda.ops.triton.hopper.tile import (
     across_border,
     by_pairs,
     by_rows,
+    channel_tile,
     chunk_place,
     fetch_layout,
     fetch_tile,
-    given_signs,
     head_gate,
     held_log,
     left_operand,
@@ -156,11 +156,10 @@ def _fetch(
 
 @gluon.jit
 def _bounded_channels(
-    b_dq, b_dk, b_dk_end, b_through, b_rho, s_channels, s_squares, s_M, BK: gl.constexpr, C: gl.constexpr
+    b_dq, b_drow, b_dk, b_through, b_rho, s_channels, s_squares, s_M, BK: gl.constexpr, C: gl.constexpr
 ):
-    """dq and dk but for the diagonal pairs, the gates' gradient (begun), what reaches the end, q and k; from decayed tiles.
-
-    b_dq, b_dk, b_dk_end are S do, - S dr, dS u.
+    """dq and dk, as rows and as columns, but for the diagonal pairs, the gates' gradient (begun), what reaches the end, q and k; from
+    decayed tiles. b_dq, b_drow, b_dk are S do, - S dr, dS u.
     """
     P: gl.constexpr = product(BK, C)
     L: gl.constexpr = left_operand(BK, C)
@@ -177,24 +176,25 @@ def _bounded_channels(
     b_qf_dA = times(b_qf, s_dA, BK, C)
     b_kb_dA = times(b_kb, s_dA.permute((1, 0)), BK, C)
     b_kb_low = times(b_kb, s_dA_low.permute((1, 0)), BK, C)
-    b_through += gl.sum(b_key * b_dk_end, 1)
+    b_through += gl.sum(b_key * b_dk, 1)
     b_row_D, b_column, b_qf_dA, b_kb_dA, b_kb_low = warpgroup_mma_wait(
         0, deps=[b_row_D, b_column, b_qf_dA, b_kb_dA, b_kb_low]
     )
-    b_dk -= b_row_D
-    b_dk_end += b_qf_dA
+    b_drow -= b_row_D
+    b_dk += b_qf_dA
     b_dq += b_kb_dA
     b_query = gl.convert_layout(b_qf, P).to(gl.float32)
-    b_dlog = gl.convert_layout(b_kf, P).to(gl.float32) * b_dk + b_key_rho.to(gl.float32) * b_column
-    b_dlog = b_dlog - b_key * b_dk_end + b_query * b_dq
+    b_dlog = gl.convert_layout(b_kf, P).to(gl.float32) * b_drow + b_key_rho.to(gl.float32) * b_column
+    b_dlog = b_dlog - b_key * b_dk + b_query * b_dq
     b_dlog = _exact_sums(b_dlog, s_M.index(ONWARD), BK, C)
-    b_dk_end -= b_rho * b_column
+    b_dk -= b_rho * b_column
     b_dq += b_kb_low
     b_forward = s_channels.index(SLOT_FORWARD).permute((1, 0)).load(P).to(gl.float32)
     b_back = 1.0 / b_forward
     return (
         b_dq * b_forward,
-        b_dk * b_forward + b_dk_end * b_back,
+        b_drow * b_forward,
+        b_dk * b_back,
         b_dlog,
         b_through,
         b_query * b_back,
@@ -204,10 +204,13 @@ def _bounded_channels(
 
 @gluon.jit
 def _unbounded_channels(
-    b_dq, b_dk, b_dk_end, b_through, b_q, b_k, b_log, b_last, s_squares, s_M,
-    BK: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr,
+    b_dq, b_drow, b_dk, b_through, b_q, b_k, b_erase, b_log, b_last, s_squares, s_M,
+    BK: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, ERASE: gl.constexpr,
 ):  # fmt: skip
-    """The same from q and k as used (bfloat16, signs included) and the logs, border by border: `_unbounded_gradients`."""
+    """The same from q and k as used (rounded, signs included) and the logs, border by border: `_unbounded_gradients`.
+
+    Without ERASE rows and columns are one: all of dk is in b_dk, to spare registers.
+    """
     b_token = gl.arange(0, C, gl.SliceLayout(0, product(BK, C)))[None, :]
     b_high = rounded(b_log, s_M.dtype)
     b_low = rest(b_log, b_high)
@@ -217,16 +220,18 @@ def _unbounded_channels(
     b_sums = span_sums(b_high, b_low, s_M.index(BORDERS), BK, C)
     b_gamma = gl.exp2(b_gamma)
     b_dq *= b_gamma
-    b_dk *= b_gamma
-    b_dk_end *= gl.exp2(b_to_end) * b_last[:, None]
-    b_dlog = b_q.to(gl.float32) * b_dq + b_k.to(gl.float32) * (b_dk - b_dk_end)
-    b_dk += b_dk_end
+    b_drow *= b_gamma
+    b_dk *= gl.exp2(b_to_end) * b_last[:, None]
+    b_dlog = b_q.to(gl.float32) * b_dq + b_k.to(gl.float32) * (b_erase * b_drow - b_dk)
     b_through *= gl.sum(gl.where(b_token == C - 1, b_gamma, 0.0), 1) * b_last
-    b_through += gl.sum(b_k.to(gl.float32) * b_dk_end, 1)
+    b_through += gl.sum(b_k.to(gl.float32) * b_dk, 1)
+    if not ERASE:
+        b_dk += b_drow
     for shift in range(LEVELS):
         b_decay = gl.exp2(warpgroup_mma_wait(0, deps=[b_sums]))
         b_query = rounded(b_q.to(gl.float32) * b_decay, s_M.dtype)
-        b_key = rounded(b_k.to(gl.float32) * b_decay, s_M.dtype)
+        m_right = (b_token >> shift) % 2 == 1
+        b_key = rounded(b_k.to(gl.float32) * gl.where(m_right, b_erase, 1.0) * b_decay, s_M.dtype)
         at = shift * NUM_SQUARES
         s_N, s_N_low = s_squares.index(at + N), s_squares.index(at + N_LOW)
         s_dA, s_dA_low = s_squares.index(at + DA), s_squares.index(at + DA_LOW)
@@ -236,12 +241,16 @@ def _unbounded_channels(
         b_column = plus(times(b_query, s_dA, BK, C), b_query, s_dA_low, BK, C)
         b_sums = span_sums(b_high, b_low, s_M.index(BORDERS + gl.minimum(shift + 1, LEVELS - 1)), BK, C)
         b_keys, b_row, b_column = warpgroup_mma_wait(2, deps=[b_keys, b_row, b_column])
-        b_side = gl.where((b_token >> shift) % 2 == 1, b_keys, -b_keys)
+        b_side = gl.where(m_right, b_keys, -b_keys)
         b_dlog += b_query.to(gl.float32) * b_row - b_key.to(gl.float32) * (b_side + b_column)
         b_dq += b_decay * b_row
-        b_dk += b_decay * (b_column - b_keys)
+        if ERASE:
+            b_drow -= b_decay * gl.where(m_right, b_keys, 0.0)
+            b_dk += b_decay * gl.where(m_right, 0.0, b_column - b_keys)
+        else:
+            b_dk += b_decay * (b_column - b_keys)
     b_sums = warpgroup_mma_wait(0, deps=[b_sums])
-    return b_dq, b_dk, b_dlog, b_through
+    return b_dq, b_drow, b_dk, b_dlog, b_through
 
 
 @gluon.jit
@@ -276,10 +285,10 @@ def _send_gradients(t_dq, t_dk, t_dg, s_out, head, row):
 
 @gluon.jit
 def _run(
-    p_beta, p_sign, p_A_log, p_dt_bias, p_A, p_G, p_starts, p_ends,
-    t_dq, t_dk, t_dg, p_dq, p_dk, p_dg, p_dbeta, p_dlog_rate, p_dbias,
+    p_beta, p_sign, p_erase, p_A_log, p_dt_bias, p_A, p_G, p_starts, p_ends,
+    t_dq, t_dk, t_dg, p_dq, p_dk, p_dg, p_dbeta, p_derase, p_dlog_rate, p_dbias,
     s_S, s_dS, s_values, s_channels, s_g, s_scalars, s_out, s_squares, s_M, s_sums, ready, free, num_chunks, T, NC, scale,
-    HV: gl.constexpr, K: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, C: gl.constexpr, GATE: gl.constexpr, SIGNED: gl.constexpr,
+    HV: gl.constexpr, K: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, C: gl.constexpr, GATE: gl.constexpr, SIGNED: gl.constexpr, ERASE: gl.constexpr,
     HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr, NORMALIZE: gl.constexpr, BETA_RANGE: gl.constexpr,
     LEVELS: gl.constexpr, BOUNDED: gl.constexpr, PLACES: gl.constexpr,
 ):  # fmt: skip
@@ -308,16 +317,17 @@ def _run(
         next_begin, next_num = chunk_place(following, p_starts, p_ends, T, NC, C, PLACES)  # early: nobody waits for it
         b_row = gl.arange(0, C, by_row)
         o_line = (begin + b_row).to(gl.int64) * HV + i_hv
-        b_beta = gl.load(p_beta + o_line, mask=b_row < num, other=0.0).to(gl.float32)
+        if BETA_RANGE > 0:
+            b_beta = gl.load(p_beta + o_line, mask=b_row < num, other=0.0).to(gl.float32)
         b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, K, BK, C, HAS_A_LOG, HAS_DT_BIAS)
         mbarrier.wait(ready.index(VALUES), phase)
 
         # what the values contract
         b_S = s_S.permute((1, 0)).load(L)
         b_dq = times(b_S, s_values.index(DO).permute((1, 0)), BK, C)
-        b_dk = times(b_S, s_values.index(DV).permute((1, 0)), BK, C)
+        b_drow = times(b_S, s_values.index(DV).permute((1, 0)), BK, C)
         b_dS = s_dS.permute((1, 0)).load(L)
-        b_dk_end = times(b_dS, s_values.index(Y).permute((1, 0)), BK, C)
+        b_dk = times(b_dS, s_values.index(Y).permute((1, 0)), BK, C)
         b_through = gl.convert_layout(gl.sum(b_S.to(gl.float32) * b_dS.to(gl.float32), 1), by_channel)
 
         # the products of tokens with tokens
@@ -338,7 +348,7 @@ def _run(
             m_lower = m_lower & (b_from < num)
             b_dA = gl.where(b_from < num, b_dA, 0.0)
         b_D = gl.where(m_lower, b_D / b_length[:, None], 0.0)
-        if BETA_RANGE == 0:  # du . y but for the state's part, less what G has of it
+        if BETA_RANGE == 0 and not ERASE:  # du . y but for the state's part, less what G has of it
             o_A = ((chunk * C + b_from).to(gl.int64) * HV + i_hv) * C + b_to
             b_du_y = gl.load(p_A + o_A).to(gl.float32) * b_dA - gl.load(p_G + o_A) * b_D
             s_sums.index(DU_Y).store(gl.sum(b_du_y, 0))
@@ -362,21 +372,21 @@ def _run(
             gl.store(p_dbeta + o_line, b_dbeta.to(p_dbeta.dtype.element_ty), mask=b_row < num)
         fence_async_shared()
         tma.store_wait(0)
-        b_dq, b_dk, b_dk_end = warpgroup_mma_wait(0, deps=[b_dq, b_dk, b_dk_end])
+        b_dq, b_drow, b_dk = warpgroup_mma_wait(0, deps=[b_dq, b_drow, b_dk])
         gl.thread_barrier()  # what was written is there, the values are used up, the last chunk's gradients have left
         mbarrier.arrive(free.index(VALUES), count=USED_ARRIVE)
         b_rho = s_scalars.index(phase * SCALARS + RHO).load(by_token)[None, :]
-        b_dk *= (-1.0 / gl.sqrt(s_scalars.index(phase * SCALARS + NORM2).load(by_token)))[None, :]
+        b_drow *= (-1.0 / gl.sqrt(s_scalars.index(phase * SCALARS + NORM2).load(by_token)))[None, :]
         if PLACES != "whole":
-            b_dq, b_dk = gl.where(b_token < num, b_dq, 0.0), gl.where(b_token < num, b_dk, 0.0)
+            b_dq, b_drow = gl.where(b_token < num, b_dq, 0.0), gl.where(b_token < num, b_drow, 0.0)
 
         # along the channels
         mbarrier.wait(ready.index(CHANNELS), phase)
         if BOUNDED:
-            if BETA_RANGE == 0:
-                b_reach = gl.sum(s_channels.index(SLOT_K_BACK).permute((1, 0)).load(P).to(gl.float32) * b_dk_end, 0)
-            b_dq, b_dk, b_dlog, b_through, b_q, b_k = _bounded_channels(
-                b_dq, b_dk, b_dk_end * b_rho, b_through, b_rho, s_channels, s_squares, s_M, BK, C
+            if BETA_RANGE == 0 and not ERASE:
+                b_reach = gl.sum(s_channels.index(SLOT_K_BACK).permute((1, 0)).load(P).to(gl.float32) * b_dk, 0)
+            b_dq, b_drow, b_dk, b_dlog, b_through, b_q, b_k = _bounded_channels(
+                b_dq, b_drow, b_dk * b_rho, b_through, b_rho, s_channels, s_squares, s_M, BK, C
             )
         else:
             b_inverse, b_power = (
@@ -394,7 +404,7 @@ def _run(
                 b_negative = b_negative & (b_token < num)
             b_last = gl.full([BK], 1.0, gl.float32, by_channel)
             if SIGNED == "given":
-                b_negative = given_signs(p_sign, begin, num, i_hv, K, BK, C, HV, PLACES)
+                b_negative = channel_tile(p_sign, begin, num, i_hv, 1, K, BK, C, HV, PLACES) < 0
             if SIGNED != "no":
                 b_count = times(gl.where(b_negative, 1.0, 0.0).to(DT), s_M.index(THROUGH), BK, C)
                 b_count = warpgroup_mma_wait(0, deps=[b_count])
@@ -402,14 +412,26 @@ def _run(
                 b_q, b_k = b_q * b_sign, b_k * b_sign
                 b_last = gl.sum(gl.where(b_token == C - 1, b_sign, 0.0), 1)
             b_q, b_k = rounded(b_q, DT), rounded(b_k, DT)  # as they were used
-            if BETA_RANGE == 0:
-                b_reach = gl.sum(b_k.to(gl.float32) * _to_end(b_log, s_M, BK, C) * b_last[:, None] * b_dk_end, 0)
-            b_dq, b_dk, b_dlog, b_through = _unbounded_channels(
-                b_dq, b_dk, b_dk_end * b_rho, b_through, b_q, b_k, b_log, b_last, s_squares, s_M, BK, C, LEVELS
+            if BETA_RANGE == 0 and not ERASE:
+                b_reach = gl.sum(b_k.to(gl.float32) * _to_end(b_log, s_M, BK, C) * b_last[:, None] * b_dk, 0)
+            b_erase = gl.full([1, 1], 1.0, gl.float32, P)
+            if ERASE:
+                b_erase = channel_tile(p_erase, begin, num, i_hv, 0.0, K, BK, C, HV, PLACES).to(gl.float32)
+            b_dq, b_drow, b_dk, b_dlog, b_through = _unbounded_channels(
+                b_dq, b_drow, b_dk * b_rho, b_through, b_q, b_k, b_erase, b_log, b_last, s_squares, s_M, BK, C, LEVELS, ERASE
             )
             b_own = b_dlog
             b_dlog = _exact_sums(b_own, s_M.index(AFTER), BK, C)  # of what comes after each token
             b_q, b_k = b_q.to(gl.float32), b_k.to(gl.float32)
+        if ERASE:
+            if BOUNDED:
+                b_erase = channel_tile(p_erase, begin, num, i_hv, 0.0, K, BK, C, HV, PLACES).to(gl.float32)
+            o_erase = ((begin + b_token).to(gl.int64) * HV + i_hv) * K + b_channel[:, None]
+            m_erase = (b_token < num) & (b_channel[:, None] < K)
+            gl.store(p_derase + o_erase, (b_k * b_drow).to(p_derase.dtype.element_ty), mask=m_erase)
+            b_dk += b_erase * b_drow
+        elif BOUNDED:
+            b_dk += b_drow
         b_diagonal = s_sums.index(DIAGONAL).load(by_token)[None, :]
         b_dq += b_diagonal * b_k
         b_dk += b_diagonal * b_q
@@ -453,7 +475,7 @@ def _run(
             gl.store(p_dlog_rate + gl.cast(item, gl.int64) * BK + b_channel, gl.sum(b_dlog_rate, 1))
         if HAS_DT_BIAS:
             gl.store(p_dbias + gl.cast(item, gl.int64) * BK + b_channel, gl.sum(b_dg, 1))
-        if BETA_RANGE == 0:  # a given beta may be zero: the longer way then
+        if BETA_RANGE == 0 and not ERASE:  # a given beta may be zero: the longer way then
             s_sums.index(REACH).store(b_reach)
             gl.thread_barrier()
             b_rate_used = s_scalars.index(phase * SCALARS + RHO).load(by_row)
@@ -494,7 +516,8 @@ def hopper_gradient_kernel(
     p_starts,  # [num_chunks] where PLACES is "packed"
     p_ends,
     p_beta,  # [B * T, HV]
-    p_sign,  # int8 [B * T, HV, BK], where SIGNED
+    p_sign,  # int8 [B * T, HV, K], where signs are given
+    p_erase,  # [B * T, HV, K], where ERASE
     p_A_log,
     p_dt_bias,
     t_dq,  # out, tiles [C, BK] of [B * T, HV * BK]
@@ -503,7 +526,8 @@ def hopper_gradient_kernel(
     p_dq,  # out [B * T, HV, BK], for chunks of fewer tokens
     p_dk,
     p_dg,
-    p_dbeta,  # out [B * T, HV]
+    p_dbeta,  # out [B * T, HV], where not ERASE
+    p_derase,  # out [B * T, HV, K], where ERASE
     p_dlog_rate,  # out float32 [num_chunks, HV, BK], where HAS_A_LOG
     p_dbias,  # out float32 [num_chunks, HV, BK], where HAS_DT_BIAS
     num_chunks,
@@ -518,7 +542,8 @@ def hopper_gradient_kernel(
     BV: gl.constexpr,
     C: gl.constexpr,
     GATE: gl.constexpr,
-    SIGNED: gl.constexpr,
+    SIGNED: gl.constexpr,  # "given", "gate" or "no"
+    ERASE: gl.constexpr,
     HAS_A_LOG: gl.constexpr,
     HAS_DT_BIAS: gl.constexpr,
     NORMALIZE: gl.constexpr,
@@ -547,11 +572,11 @@ def hopper_gradient_kernel(
             (
                 _run,
                 (
-                    p_beta, p_sign, p_A_log, p_dt_bias, p_A, p_G, p_starts, p_ends,
-                    t_dq, t_dk, t_dg, p_dq, p_dk, p_dg, p_dbeta, p_dlog_rate, p_dbias,
+                    p_beta, p_sign, p_erase, p_A_log, p_dt_bias, p_A, p_G, p_starts, p_ends,
+                    t_dq, t_dk, t_dg, p_dq, p_dk, p_dg, p_dbeta, p_derase, p_dlog_rate, p_dbias,
                     s_S, s_dS, s_values, s_channels, s_g, s_scalars, s_out, s_squares, s_M, s_sums, ready, free,
                     num_chunks, T, NC, scale,
-                    HV, K, BK, BV, C, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BOUNDED, PLACES,
+                    HV, K, BK, BV, C, GATE, SIGNED, ERASE, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BOUNDED, PLACES,
                 ),
             ),
             (

@@ -33,9 +33,9 @@ from ckda.ops.triton.hopper.tile import (
     barriers,
     by_pairs,
     by_rows,
+    channel_tile,
     chunk_place,
     fetch_tile,
-    given_signs,
     head_gate,
     held_log,
     lines,
@@ -97,7 +97,7 @@ def _used_norms(b_q, b_k, NORMALIZE: gl.constexpr):
 
 
 @gluon.jit
-def _bounded_tiles(b_q, b_k, b_cum, b_count, s_out, p_start, p_end, o_slot, C: gl.constexpr):
+def _bounded_tiles(b_q, b_k, b_erase, b_cum, b_count, s_out, p_start, p_end, o_slot, C: gl.constexpr):
     """Decays from the chunk's middle (`bounded_decays`): the four tiles that are kept, the chunk's start and end."""
     b_token = gl.arange(0, C, gl.SliceLayout(0, b_q.type.layout))[None, :]
     b_sign = b_count.to(gl.int32) << 31
@@ -111,18 +111,18 @@ def _bounded_tiles(b_q, b_k, b_cum, b_count, s_out, p_start, p_end, o_slot, C: g
     gl.store(p_end + o_slot, gl.sum(gl.where(b_token == C - 1, b_forward, 0.0), 1))
     s_out.index(FORWARD).permute((1, 0)).store(rounded(b_forward, s_out.dtype))
     s_out.index(Q_FORWARD).permute((1, 0)).store(rounded(b_q.to(gl.float32) * b_forward, s_out.dtype))
-    s_out.index(K_FORWARD).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_forward, s_out.dtype))
+    s_out.index(K_FORWARD).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_erase * b_forward, s_out.dtype))
     s_out.index(K_BACK).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_back, s_out.dtype))
 
 
 @gluon.jit
-def _unbounded_tiles(b_q, b_k, b_gamma, b_to_end, b_last, s_out, p_start, p_end, o_slot, C: gl.constexpr):
+def _unbounded_tiles(b_q, b_k, b_erase, b_gamma, b_to_end, b_last, s_out, p_start, p_end, o_slot, C: gl.constexpr):
     """Decays from the chunk's start and to its end: three tiles; b_last is the sign of Gamma [BK], signs are in q and k too."""
     b_token = gl.arange(0, C, gl.SliceLayout(0, b_q.type.layout))[None, :]
     gl.store(p_start + o_slot, gl.zeros_like(b_last) + 1.0)
     gl.store(p_end + o_slot, gl.sum(gl.where(b_token == C - 1, b_gamma, 0.0), 1) * b_last)
     s_out.index(Q_FORWARD).permute((1, 0)).store(rounded(b_q.to(gl.float32) * b_gamma, s_out.dtype))
-    s_out.index(K_FORWARD).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_gamma, s_out.dtype))
+    s_out.index(K_FORWARD).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_erase * b_gamma, s_out.dtype))
     s_out.index(K_BACK).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_to_end * b_last[:, None], s_out.dtype))
 
 
@@ -137,9 +137,10 @@ def _pair_products(s_query, s_key, Q: gl.constexpr, C: gl.constexpr):
 
 @gluon.jit
 def _border_products(
-    b_q, b_k, b_high, b_low, b_diagonal, s_out, s_M, Q: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr
+    b_q, b_k, b_erase, b_high, b_low, b_diagonal, s_out, s_M, Q: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr
 ):
     """A and G border by border (`_unbounded_products`), by way of two pairs of tiles that take turns."""
+    b_token = gl.arange(0, C, gl.SliceLayout(0, b_q.type.layout))[None, :]
     BK: gl.constexpr = b_q.shape[0]
     b_row = gl.arange(0, C, gl.SliceLayout(1, Q))[:, None]
     b_column = gl.arange(0, C, gl.SliceLayout(0, Q))[None, :]
@@ -152,7 +153,8 @@ def _border_products(
         turn = shift % TURNS * PAIR
         s_query, s_key = s_out.index(turn + QUERY), s_out.index(turn + KEY)
         s_query.permute((1, 0)).store(rounded(b_q.to(gl.float32) * b_decay, s_out.dtype))
-        s_key.permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_decay, s_out.dtype))
+        b_row_erase = gl.where((b_token >> shift) % 2 == 1, b_erase, 1.0)  # right of a border a key is a row of G
+        s_key.permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_row_erase * b_decay, s_out.dtype))
         gl.thread_barrier()  # this border's tiles are written, and the last but one's used up
         b_query_key, b_key_key = _pair_products(s_query, (s_key, s_key), Q, C)
         m_pairs = across_border(b_row, b_column, shift)
@@ -164,9 +166,9 @@ def _border_products(
 
 @gluon.jit
 def _run(
-    p_beta, p_sign, p_A_log, p_dt_bias, t_keys, p_A, p_G, p_rho, p_norms, p_start, p_end,
+    p_beta, p_sign, p_erase, p_A_log, p_dt_bias, t_keys, p_A, p_G, p_rho, p_norms, p_start, p_end,
     p_starts, p_ends, s_in, s_g, s_out, s_M, s_lines, ready, free, num_chunks, ROWS, T, NC, scale,
-    HV: gl.constexpr, K: gl.constexpr, BK: gl.constexpr, C: gl.constexpr, GATE: gl.constexpr, SIGNED: gl.constexpr,
+    HV: gl.constexpr, K: gl.constexpr, BK: gl.constexpr, C: gl.constexpr, GATE: gl.constexpr, SIGNED: gl.constexpr, ERASE: gl.constexpr,
     HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr, NORMALIZE: gl.constexpr, BETA_RANGE: gl.constexpr,
     LEVELS: gl.constexpr, BOUNDED: gl.constexpr, PLACES: gl.constexpr,
 ):  # fmt: skip
@@ -199,8 +201,12 @@ def _run(
         next_begin, next_num = chunk_place(following, p_starts, p_ends, T, NC, C, PLACES)  # early: nobody waits for it
         b_row = gl.arange(0, C, by_row)
         o_line = (row + b_row).to(gl.int64) * HV + i_hv
-        p_rate = p_beta + (begin + b_row).to(gl.int64) * HV + i_hv
-        b_beta = gl.load(p_rate, mask=b_row < num, other=0.0).to(gl.float32)
+        b_beta = gl.full([C], 1.0, gl.float32, by_row)
+        b_erase = gl.full([1, 1], 1.0, gl.float32, P)
+        if ERASE:
+            b_erase = channel_tile(p_erase, begin, num, i_hv, 0.0, K, BK, C, HV, PLACES).to(gl.float32)
+        else:
+            b_beta = gl.load(p_beta + (begin + b_row).to(gl.int64) * HV + i_hv, mask=b_row < num, other=0.0).to(gl.float32)
         b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, K, BK, C, HAS_A_LOG, HAS_DT_BIAS)
         mbarrier.wait(ready.index(slot), (n // STAGES) & 1)
 
@@ -209,7 +215,7 @@ def _run(
         b_log, b_negative = log_gate(b_g, b_rate, b_bias, GATE, False)
         b_log = held_log(b_log, DT)
         if SIGNED == "given":
-            b_negative = given_signs(p_sign, begin, num, i_hv, K, BK, C, HV, PLACES)
+            b_negative = channel_tile(p_sign, begin, num, i_hv, 1, K, BK, C, HV, PLACES) < 0
         if (
             PLACES != "whole"
         ):  # what lies behind a sequence is another one's: nothing of it may be seen, not even that it is NaN
@@ -231,7 +237,9 @@ def _run(
         if not BOUNDED:
             b_q = rounded(b_q * (b_inverse * scale)[:, None], DT).to(gl.float32)
             s_lines.index(DIAGONAL).store(gl.sum(b_q * b_k, 1) * b_power)
-        b_rho = learning_rate(b_beta, BETA_RANGE) / b_norm2
+        b_rho = b_beta / b_norm2
+        if not ERASE:
+            b_rho = learning_rate(b_beta, BETA_RANGE) / b_norm2
         if PLACES != "whole":
             b_rho = gl.where(b_row < num, b_rho, 0.0)
         gl.store(p_rho + o_line, b_rho)
@@ -251,7 +259,7 @@ def _run(
             b_q, b_k = gl.where(b_token < num, b_q, 0.0), gl.where(b_token < num, b_k, 0.0)
         o_slot = gl.cast(item, gl.int64) * BK + b_channel
         if BOUNDED:
-            _bounded_tiles(rounded(b_q, DT), b_k, b_cum, b_count, s_out, p_start, p_end, o_slot, C)
+            _bounded_tiles(rounded(b_q, DT), b_k, b_erase, b_cum, b_count, s_out, p_start, p_end, o_slot, C)
         else:
             b_last = gl.full([BK], 1.0, gl.float32, by_channel)
             if SIGNED != "no":
@@ -261,10 +269,10 @@ def _run(
             b_diagonal = s_lines.index(DIAGONAL).load(gl.SliceLayout(1, Q))
             b_q, b_k = rounded(b_q, DT), rounded(b_k, DT)  # a key in bfloat16 times a power of two is as it was
             b_gamma = gl.exp2(b_cum)
-            b_A, b_G = _border_products(b_q, b_k, b_high, b_low, b_diagonal, s_out, s_M, Q, C, LEVELS)
+            b_A, b_G = _border_products(b_q, b_k, b_erase, b_high, b_low, b_diagonal, s_out, s_M, Q, C, LEVELS)
             b_to_end = gl.exp2(warpgroup_mma_wait(0, deps=[span_sums(b_high, b_low, s_M.index(AFTER), BK, C)]))
             gl.thread_barrier()  # the borders' tiles are used up
-            _unbounded_tiles(b_q, b_k, b_gamma, b_to_end, b_last, s_out, p_start, p_end, o_slot, C)
+            _unbounded_tiles(b_q, b_k, b_erase, b_gamma, b_to_end, b_last, s_out, p_start, p_end, o_slot, C)
         fence_async_shared()
         gl.thread_barrier()  # the tiles are written, and q, k and g used up
         mbarrier.arrive(free.index(slot), count=USED_ARRIVE)
@@ -290,7 +298,8 @@ def hopper_intra_kernel(
     p_starts,  # [num_chunks] where PLACES is "packed"
     p_ends,
     p_beta,  # [B * T, HV]
-    p_sign,  # int8 [B * T, HV, BK], where SIGNED
+    p_sign,  # int8 [B * T, HV, K], where signs are given
+    p_erase,  # [B * T, HV, K], where ERASE: the rate of each channel, and beta = 1
     p_A_log,
     p_dt_bias,
     t_keys,  # out, tiles [C, BK] of [4 * ROWS, HV * BK]: q_forward, k_forward, k_back and, where BOUNDED, forward
@@ -311,7 +320,8 @@ def hopper_intra_kernel(
     BK: gl.constexpr,
     C: gl.constexpr,
     GATE: gl.constexpr,
-    SIGNED: gl.constexpr,
+    SIGNED: gl.constexpr,  # "given", "gate" or "no"
+    ERASE: gl.constexpr,
     HAS_A_LOG: gl.constexpr,
     HAS_DT_BIAS: gl.constexpr,
     NORMALIZE: gl.constexpr,
@@ -332,9 +342,9 @@ def hopper_intra_kernel(
             (
                 _run,
                 (
-                    p_beta, p_sign, p_A_log, p_dt_bias, t_keys, p_A, p_G, p_rho, p_norms, p_start, p_end,
+                    p_beta, p_sign, p_erase, p_A_log, p_dt_bias, t_keys, p_A, p_G, p_rho, p_norms, p_start, p_end,
                     p_starts, p_ends, s_in, s_g, s_out, s_M, s_lines, ready, free, num_chunks, ROWS, T, NC, scale,
-                    HV, K, BK, C, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BOUNDED, PLACES,
+                    HV, K, BK, C, GATE, SIGNED, ERASE, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BOUNDED, PLACES,
                 ),
             ),
             (

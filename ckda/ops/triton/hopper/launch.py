@@ -24,8 +24,8 @@ __all__ = ["gradients", "intra", "reverse", "states"]
 
 INTRA_REGISTERS, SUMMARY_REGISTERS = 80, 128  # a thread, so that two programs fit on a multiprocessor
 PASS_WARPS = BV // WARP_ROWS
-_GATE = ("beta", "sign", "A_log", "dt_bias")
-_GATE_FLAGS = ("scale", "H", "HV", "K", "GATE", "HAS_A_LOG", "HAS_DT_BIAS", "NORMALIZE", "BETA_RANGE")
+_GATE = ("beta", "sign", "erase", "A_log", "dt_bias")
+_GATE_FLAGS = ("scale", "H", "HV", "K", "GATE", "ERASE", "HAS_A_LOG", "HAS_DT_BIAS", "NORMALIZE", "BETA_RANGE")
 
 
 @cache
@@ -213,6 +213,7 @@ def gradients(w: Work, o: Tensor, do: Tensor, passed: Passed) -> tuple[list[Laun
         "p_dk": out["p_dk"] if p.padded else None,
         "p_dg": out["p_dg"] if p.padded or call.g.dtype != p.dtype else None,
         "p_dbeta": out["p_dbeta"],
+        "p_derase": out["p_derase"],
         "p_dlog_rate": out["p_dlog_rate"],
         "p_dbias": out["p_dbias"],
         "BV": width,

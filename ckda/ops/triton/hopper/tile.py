@@ -33,10 +33,10 @@ __all__ = [
     "barriers",
     "by_pairs",
     "by_rows",
+    "channel_tile",
     "chunk_place",
     "fetch_layout",
     "fetch_tile",
-    "given_signs",
     "head_gate",
     "head_layout",
     "held_log",
@@ -230,17 +230,17 @@ def chunk_place(chunk, p_starts, p_ends, T, NC, C: gl.constexpr, PLACES: gl.cons
 
 
 @gluon.jit
-def given_signs(
-    p_sign, begin, num, i_hv, K: gl.constexpr, BK: gl.constexpr, C: gl.constexpr, HV: gl.constexpr, PLACES: gl.constexpr
-):
-    """Whether alpha < 0 [BK, C], of a chunk's tokens."""
+def channel_tile(
+    p_x, begin, num, i_hv, other, K: gl.constexpr, BK: gl.constexpr, C: gl.constexpr, HV: gl.constexpr, PLACES: gl.constexpr
+):  # fmt: skip
+    """[BK, C] of [B * T, HV, K]: a chunk's tokens, without the accelerator; `other` where there is nothing."""
     b_token = gl.arange(0, C, gl.SliceLayout(0, product(BK, C)))[None, :]
     b_channel = gl.arange(0, BK, gl.SliceLayout(1, product(BK, C)))[:, None]
-    o_sign = ((begin + b_token).to(gl.int64) * HV + i_hv) * K + b_channel
+    o_x = ((begin + b_token).to(gl.int64) * HV + i_hv) * K + b_channel
     if PLACES == "whole" and K == BK:
-        return gl.load(p_sign + o_sign) < 0
+        return gl.load(p_x + o_x)
     else:
-        return gl.load(p_sign + o_sign, mask=(b_token < num) & (b_channel < K), other=1) < 0
+        return gl.load(p_x + o_x, mask=(b_token < num) & (b_channel < K), other=other)
 
 
 @gluon.jit
