@@ -104,7 +104,7 @@ def aligned(x: Tensor) -> Tensor:
     return x if x.data_ptr() % 16 == 0 else x.clone()
 
 
-_RAW = ("q", "k", "g", "beta", "sign", "erase", "A_log", "dt_bias")
+_RAW = ("q", "k", "g", "beta", "sign", "A_log", "dt_bias")
 
 
 def gate_arguments(call: Call, unread: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -119,7 +119,6 @@ def gate_arguments(call: Call, unread: tuple[str, ...] = ()) -> dict[str, Any]:
         "BK": power_of_two(K),
         "GATE": call.gate or "none",
         "SIGNED": call.sign is not None,
-        "ERASE": call.erase is not None,
         "HAS_A_LOG": call.A_log is not None,
         "HAS_DT_BIAS": call.dt_bias is not None,
         "NORMALIZE": call.normalize_qk,

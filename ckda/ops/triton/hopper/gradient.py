@@ -31,11 +31,13 @@ from ckda.ops.triton.hopper.tile import (
     TILES_ARRIVE,
     USED_ARRIVE,
     across_border,
+    block_decays,
     by_pairs,
     by_rows,
     channel_tile,
     chunk_place,
     fetch_layout,
+    fetch_state,
     fetch_tile,
     head_gate,
     held_log,
@@ -106,8 +108,8 @@ def _store_halves(b_x, s_high, s_low):
 def _fetch(
     t_states, t_dstates, t_do, t_dv, t_v, t_o, t_y, t_q, t_k, t_keys, t_g,
     p_starts, p_ends, p_rho, p_norms, s_S, s_dS, s_values, s_channels, s_g, s_scalars, ready, free, num_chunks, ROWS, T, NC,
-    H: gl.constexpr, HV: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, C: gl.constexpr, BOUNDED: gl.constexpr,
-    PLACES: gl.constexpr,
+    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, C: gl.constexpr,
+    BOUNDED: gl.constexpr, PLACES: gl.constexpr,
 ):  # fmt: skip
     """One warp that fetches the chunks of this program."""
     LINE: gl.constexpr = fetch_layout()
@@ -121,14 +123,14 @@ def _fetch(
         bar = ready.index(VALUES)
         mbarrier.wait(free.index(VALUES), phase ^ 1)
         mbarrier.expect(bar, DT_BYTES * BV * (STATES * BK + NUM_VALUES * C))
-        fetch_tile(t_states, item, 0, 0, bar, s_S)
-        fetch_tile(t_do, i_hv, begin, 0, bar, s_values.index(DO))
-        fetch_tile(t_dv, i_hv, begin, 0, bar, s_values.index(DV))
-        fetch_tile(t_dstates, item, 0, 0, bar, s_dS)
-        fetch_tile(t_y, i_hv, row, 0, bar, s_values.index(Y))
-        fetch_tile(t_y, i_hv, ROWS + row, 0, bar, s_values.index(Y_LOW))
-        fetch_tile(t_v, i_hv, begin, 0, bar, s_values.index(V_GIVEN))
-        fetch_tile(t_o, i_hv, begin, 0, bar, s_values.index(O))
+        fetch_state(t_states, item, 0, V, bar, s_S)
+        fetch_tile(t_do, i_hv, begin, 0, V, bar, s_values.index(DO))
+        fetch_tile(t_dv, i_hv, begin, 0, V, bar, s_values.index(DV))
+        fetch_state(t_dstates, item, 0, V, bar, s_dS)
+        fetch_tile(t_y, i_hv, row, 0, V, bar, s_values.index(Y))
+        fetch_tile(t_y, i_hv, ROWS + row, 0, V, bar, s_values.index(Y_LOW))
+        fetch_tile(t_v, i_hv, begin, 0, V, bar, s_values.index(V_GIVEN))
+        fetch_tile(t_o, i_hv, begin, 0, V, bar, s_values.index(O))
         o_line = row.to(gl.int64) * HV + i_hv
         async_copy.async_copy_global_to_shared(s_scalars.index(phase * SCALARS + RHO), p_rho + o_line + b_token)
         for n in gl.static_range(NORMS):
@@ -141,16 +143,16 @@ def _fetch(
         mbarrier.wait(free.index(CHANNELS), phase ^ 1)
         if BOUNDED:
             mbarrier.expect(bar, C * BK * (NUM_DECAYED * DT_BYTES + GATE_BYTES))
-            fetch_tile(t_keys, i_hv, K_BACK * ROWS + row, 0, bar, s_channels.index(SLOT_K_BACK))
-            fetch_tile(t_keys, i_hv, K_FORWARD * ROWS + row, 0, bar, s_channels.index(SLOT_K_FORWARD))
-            fetch_tile(t_keys, i_hv, Q_FORWARD * ROWS + row, 0, bar, s_channels.index(SLOT_Q_FORWARD))
-            fetch_tile(t_keys, i_hv, FORWARD * ROWS + row, 0, bar, s_channels.index(SLOT_FORWARD))
+            fetch_tile(t_keys, i_hv, K_BACK * ROWS + row, 0, K, bar, s_channels.index(SLOT_K_BACK))
+            fetch_tile(t_keys, i_hv, K_FORWARD * ROWS + row, 0, K, bar, s_channels.index(SLOT_K_FORWARD))
+            fetch_tile(t_keys, i_hv, Q_FORWARD * ROWS + row, 0, K, bar, s_channels.index(SLOT_Q_FORWARD))
+            fetch_tile(t_keys, i_hv, FORWARD * ROWS + row, 0, K, bar, s_channels.index(SLOT_FORWARD))
         else:
             i_h = i_hv // (HV // H)
             mbarrier.expect(bar, C * BK * (NUM_RAW * DT_BYTES + GATE_BYTES))
-            fetch_tile(t_q, i_h, begin, 0, bar, s_channels.index(QUERY))
-            fetch_tile(t_k, i_h, begin, 0, bar, s_channels.index(KEY))
-        fetch_tile(t_g, i_hv, begin, 0, bar, s_g)
+            fetch_tile(t_q, i_h, begin, 0, K, bar, s_channels.index(QUERY))
+            fetch_tile(t_k, i_h, begin, 0, K, bar, s_channels.index(KEY))
+        fetch_tile(t_g, i_hv, begin, 0, K, bar, s_g)
         phase ^= 1
 
 
@@ -203,13 +205,45 @@ def _bounded_channels(
 
 
 @gluon.jit
+def _block_channels(
+    b_dq, b_drow, b_dk, b_dlog, b_q, b_k, b_erase, b_log, s_squares, s_M,
+    BK: gl.constexpr, C: gl.constexpr, ERASE: gl.constexpr,
+):  # fmt: skip
+    """What the pairs within blocks add to the gradients of `_unbounded_channels`, by way of each block's middle."""
+    s_N, s_N_low, s_dA, s_dA_low = s_squares.index(N), s_squares.index(N_LOW), s_squares.index(DA), s_squares.index(DA_LOW)
+    b_forward, b_back = block_decays(b_log, s_M, BK, C)
+    b_key = rounded(b_k.to(gl.float32) * b_back, s_M.dtype)
+    b_query = rounded(b_q.to(gl.float32) * b_forward, s_M.dtype)
+    b_row = times(b_key, s_dA.permute((1, 0)), BK, C)
+    b_row = plus(b_row, b_key, s_dA_low.permute((1, 0)), BK, C)
+    b_column = plus(times(b_query, s_dA, BK, C), b_query, s_dA_low, BK, C)
+    b_row, b_column = warpgroup_mma_wait(0, deps=[b_row, b_column])
+    b_dlog += b_query.to(gl.float32) * b_row - b_key.to(gl.float32) * b_column
+    b_dq += b_forward * b_row
+    b_dk += b_back * b_column
+    b_keys = rounded(b_k.to(gl.float32) * b_erase * b_forward, s_M.dtype)  # as rows
+    b_row = times(b_key, s_N.permute((1, 0)), BK, C)
+    b_row = plus(b_row, b_key, s_N_low.permute((1, 0)), BK, C)
+    b_column = plus(times(b_keys, s_N, BK, C), b_keys, s_N_low, BK, C)
+    b_row, b_column = warpgroup_mma_wait(0, deps=[b_row, b_column])
+    b_dlog += b_key.to(gl.float32) * b_column - b_keys.to(gl.float32) * b_row
+    b_dk -= b_back * b_column
+    if ERASE:
+        b_drow -= b_forward * b_row
+    else:
+        b_dk -= b_forward * b_row
+    return b_dq, b_drow, b_dk, b_dlog
+
+
+@gluon.jit
 def _unbounded_channels(
     b_dq, b_drow, b_dk, b_through, b_q, b_k, b_erase, b_log, b_last, s_squares, s_M,
-    BK: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, ERASE: gl.constexpr,
+    BK: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, BASE: gl.constexpr, ERASE: gl.constexpr,
 ):  # fmt: skip
     """The same from q and k as used (rounded, signs included) and the logs, border by border: `_unbounded_gradients`.
 
-    Without ERASE rows and columns are one: all of dk is in b_dk, to spare registers.
+    Right of a border tokens are queries and rows of G, left of it they are keys: one tile of both serves dq and dk, by one product
+    with dA + dA^T. Without ERASE keys as rows and as columns are one: all of dk is in b_dk, to spare registers.
     """
     b_token = gl.arange(0, C, gl.SliceLayout(0, product(BK, C)))[None, :]
     b_high = rounded(b_log, s_M.dtype)
@@ -217,7 +251,6 @@ def _unbounded_channels(
     b_gamma = span_sums(b_high, b_low, s_M.index(THROUGH), BK, C)
     b_to_end = span_sums(b_high, b_low, s_M.index(AFTER), BK, C)
     b_gamma, b_to_end = warpgroup_mma_wait(0, deps=[b_gamma, b_to_end])
-    b_sums = span_sums(b_high, b_low, s_M.index(BORDERS), BK, C)
     b_gamma = gl.exp2(b_gamma)
     b_dq *= b_gamma
     b_drow *= b_gamma
@@ -227,37 +260,46 @@ def _unbounded_channels(
     b_through += gl.sum(b_k.to(gl.float32) * b_dk, 1)
     if not ERASE:
         b_dk += b_drow
-    for shift in range(LEVELS):
+    if BASE > 0:
+        b_dq, b_drow, b_dk, b_dlog = _block_channels(
+            b_dq, b_drow, b_dk, b_dlog, b_q, b_k, b_erase, b_log, s_squares, s_M, BK, C, ERASE
+        )
+        b_high = rounded(b_log, s_M.dtype)
+        b_low = rest(b_log, b_high)
+    BLOCKS: gl.constexpr = 1 if BASE > 0 else 0
+    b_sums = span_sums(b_high, b_low, s_M.index(BORDERS), BK, C)
+    for shift in range(BASE, LEVELS):
         b_decay = gl.exp2(warpgroup_mma_wait(0, deps=[b_sums]))
-        b_query = rounded(b_q.to(gl.float32) * b_decay, s_M.dtype)
         m_right = (b_token >> shift) % 2 == 1
         b_key = rounded(b_k.to(gl.float32) * gl.where(m_right, b_erase, 1.0) * b_decay, s_M.dtype)
-        at = shift * NUM_SQUARES
+        b_mixed = rounded(gl.where(m_right, b_q, b_k).to(gl.float32) * b_decay, s_M.dtype)
+        at = (shift - BASE + BLOCKS) * NUM_SQUARES
         s_N, s_N_low = s_squares.index(at + N), s_squares.index(at + N_LOW)
         s_dA, s_dA_low = s_squares.index(at + DA), s_squares.index(at + DA_LOW)
         b_keys = plus(times(b_key, s_N, BK, C), b_key, s_N_low, BK, C)
-        b_row = times(b_key, s_dA.permute((1, 0)), BK, C)
-        b_row = plus(b_row, b_key, s_dA_low.permute((1, 0)), BK, C)
-        b_column = plus(times(b_query, s_dA, BK, C), b_query, s_dA_low, BK, C)
-        b_sums = span_sums(b_high, b_low, s_M.index(BORDERS + gl.minimum(shift + 1, LEVELS - 1)), BK, C)
-        b_keys, b_row, b_column = warpgroup_mma_wait(2, deps=[b_keys, b_row, b_column])
-        b_side = gl.where(m_right, b_keys, -b_keys)
-        b_dlog += b_query.to(gl.float32) * b_row - b_key.to(gl.float32) * (b_side + b_column)
-        b_dq += b_decay * b_row
+        b_pairs = plus(times(b_mixed, s_dA, BK, C), b_mixed, s_dA_low, BK, C)
+        b_sums = span_sums(b_high, b_low, s_M.index(BORDERS + gl.minimum(shift + 1, LEVELS - 1) - BASE), BK, C)
+        b_keys, b_pairs = warpgroup_mma_wait(2, deps=[b_keys, b_pairs])
+        b_own = b_mixed.to(gl.float32) * b_pairs - b_key.to(gl.float32) * b_keys
+        b_dlog += gl.where(m_right, b_own, -b_own)
+        b_pairs *= b_decay
+        b_keys *= b_decay
+        b_dq += gl.where(m_right, b_pairs, 0.0)
+        b_pairs = gl.where(m_right, 0.0, b_pairs)
         if ERASE:
-            b_drow -= b_decay * gl.where(m_right, b_keys, 0.0)
-            b_dk += b_decay * gl.where(m_right, 0.0, b_column - b_keys)
+            b_drow -= gl.where(m_right, b_keys, 0.0)
+            b_dk += gl.where(m_right, 0.0, b_pairs - b_keys)
         else:
-            b_dk += b_decay * (b_column - b_keys)
+            b_dk += b_pairs - b_keys
     b_sums = warpgroup_mma_wait(0, deps=[b_sums])
     return b_dq, b_drow, b_dk, b_dlog, b_through
 
 
 @gluon.jit
 def _store_squares(
-    b_D, b_dA, b_rho, s_squares, Q: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, BOUNDED: gl.constexpr
-):
-    """D and dA as operands in two parts; where not BOUNDED N + N^T, N = D rho, and dA, of each border's pairs."""
+    b_D, b_dA, b_rho, s_squares, Q: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, BASE: gl.constexpr, BOUNDED: gl.constexpr
+):  # fmt: skip
+    """D and dA as operands in two parts; where not BOUNDED N = D rho and dA of each block's pairs, and of each border's N + N^T and dA + dA^T."""
     b_row = gl.arange(0, C, gl.SliceLayout(1, Q))[:, None]
     b_column = gl.arange(0, C, gl.SliceLayout(0, Q))[None, :]
     if BOUNDED:
@@ -265,22 +307,27 @@ def _store_squares(
         _store_halves(b_dA, s_squares.index(DA), s_squares.index(DA_LOW))
     else:
         b_N = b_D * b_rho
+        BLOCKS: gl.constexpr = 1 if BASE > 0 else 0
+        if BASE > 0:
+            m_block = (b_row >> BASE) == (b_column >> BASE)
+            _store_halves(gl.where(m_block, b_N, 0.0), s_squares.index(N), s_squares.index(N_LOW))
+            _store_halves(gl.where(m_block, b_dA, 0.0), s_squares.index(DA), s_squares.index(DA_LOW))
         b_N += gl.convert_layout(gl.permute(b_N, (1, 0)), Q)
-        for shift in gl.static_range(LEVELS):
-            m_pairs = across_border(b_row, b_column, shift)
-            m_both = m_pairs | across_border(b_column, b_row, shift)
-            at = shift * NUM_SQUARES
+        b_dA += gl.convert_layout(gl.permute(b_dA, (1, 0)), Q)
+        for shift in gl.static_range(BASE, LEVELS):
+            m_both = across_border(b_row, b_column, shift) | across_border(b_column, b_row, shift)
+            at = (shift - BASE + BLOCKS) * NUM_SQUARES
             _store_halves(gl.where(m_both, b_N, 0.0), s_squares.index(at + N), s_squares.index(at + N_LOW))
-            _store_halves(gl.where(m_pairs, b_dA, 0.0), s_squares.index(at + DA), s_squares.index(at + DA_LOW))
+            _store_halves(gl.where(m_both, b_dA, 0.0), s_squares.index(at + DA), s_squares.index(at + DA_LOW))
 
 
 @gluon.jit
-def _send_gradients(t_dq, t_dk, t_dg, s_out, head, row):
+def _send_gradients(t_dq, t_dk, t_dg, s_out, head, row, K: gl.constexpr):
     """A chunk's gradients on their way."""
-    send_tile(t_dq, head, row, 0, s_out.index(DQ))
-    send_tile(t_dk, head, row, 0, s_out.index(DK))
+    send_tile(t_dq, head, row, 0, K, s_out.index(DQ))
+    send_tile(t_dk, head, row, 0, K, s_out.index(DK))
     if t_dg is not None:
-        send_tile(t_dg, head, row, 0, s_out.index(DG))
+        send_tile(t_dg, head, row, 0, K, s_out.index(DG))
 
 
 @gluon.jit
@@ -290,7 +337,7 @@ def _run(
     s_S, s_dS, s_values, s_channels, s_g, s_scalars, s_out, s_squares, s_M, s_sums, ready, free, num_chunks, T, NC, scale,
     HV: gl.constexpr, K: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, C: gl.constexpr, GATE: gl.constexpr, SIGNED: gl.constexpr, ERASE: gl.constexpr,
     HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr, NORMALIZE: gl.constexpr, BETA_RANGE: gl.constexpr,
-    LEVELS: gl.constexpr, BOUNDED: gl.constexpr, PLACES: gl.constexpr,
+    LEVELS: gl.constexpr, BASE: gl.constexpr, BOUNDED: gl.constexpr, PLACES: gl.constexpr,
 ):  # fmt: skip
     """The warps that compute."""
     DT: gl.constexpr = s_out.dtype
@@ -306,7 +353,7 @@ def _run(
     if BOUNDED:
         s_M.index(ONWARD).store(gl.where(b_from >= b_to, 1.0, 0.0).to(DT))
     else:
-        store_spans(s_M, b_from, b_to, LEVELS)
+        store_spans(s_M, b_from, b_to, LEVELS, BASE)
     b_channel = gl.arange(0, BK, by_channel)
     b_token = gl.arange(0, C, by_token)[None, :]
     phase = 0
@@ -328,6 +375,8 @@ def _run(
         b_drow = times(b_S, s_values.index(DV).permute((1, 0)), BK, C)
         b_dS = s_dS.permute((1, 0)).load(L)
         b_dk = times(b_dS, s_values.index(Y).permute((1, 0)), BK, C)
+        if not BOUNDED:  # the gates' gradient is given as it is, and float16 has the digits for it
+            b_dk = plus(b_dk, b_dS, s_values.index(Y_LOW).permute((1, 0)), BK, C)
         b_through = gl.convert_layout(gl.sum(b_S.to(gl.float32) * b_dS.to(gl.float32), 1), by_channel)
 
         # the products of tokens with tokens
@@ -352,7 +401,7 @@ def _run(
             o_A = ((chunk * C + b_from).to(gl.int64) * HV + i_hv) * C + b_to
             b_du_y = gl.load(p_A + o_A).to(gl.float32) * b_dA - gl.load(p_G + o_A) * b_D
             s_sums.index(DU_Y).store(gl.sum(b_du_y, 0))
-        _store_squares(b_D, gl.where(m_lower, b_dA * b_rho, 0.0), b_rho, s_squares, Q, C, LEVELS, BOUNDED)
+        _store_squares(b_D, gl.where(m_lower, b_dA * b_rho, 0.0), b_rho, s_squares, Q, C, LEVELS, BASE, BOUNDED)
 
         # of tokens with themselves
         b_do = s_values.index(DO).load(R).to(gl.float32)
@@ -418,7 +467,7 @@ def _run(
             if ERASE:
                 b_erase = channel_tile(p_erase, begin, num, i_hv, 0.0, K, BK, C, HV, PLACES).to(gl.float32)
             b_dq, b_drow, b_dk, b_dlog, b_through = _unbounded_channels(
-                b_dq, b_drow, b_dk * b_rho, b_through, b_q, b_k, b_erase, b_log, b_last, s_squares, s_M, BK, C, LEVELS, ERASE
+                b_dq, b_drow, b_dk * b_rho, b_through, b_q, b_k, b_erase, b_log, b_last, s_squares, s_M, BK, C, LEVELS, BASE, ERASE
             )
             b_own = b_dlog
             b_dlog = _exact_sums(b_own, s_M.index(AFTER), BK, C)  # of what comes after each token
@@ -487,10 +536,10 @@ def _run(
         gl.thread_barrier()  # the gradients are written, the channels used up
         mbarrier.arrive(free.index(CHANNELS), count=USED_ARRIVE)
         if PLACES == "whole":
-            _send_gradients(t_dq, t_dk, t_dg, s_out, i_hv, begin)
+            _send_gradients(t_dq, t_dk, t_dg, s_out, i_hv, begin, K)
         else:
             if num >= C:
-                _send_gradients(t_dq, t_dk, t_dg, s_out, i_hv, begin)
+                _send_gradients(t_dq, t_dk, t_dg, s_out, i_hv, begin, K)
         begin, num = next_begin, next_num
         phase ^= 1
     tma.store_wait(0)
@@ -538,6 +587,7 @@ def hopper_gradient_kernel(
     H: gl.constexpr,
     HV: gl.constexpr,
     K: gl.constexpr,
+    V: gl.constexpr,
     BK: gl.constexpr,
     BV: gl.constexpr,
     C: gl.constexpr,
@@ -549,6 +599,7 @@ def hopper_gradient_kernel(
     NORMALIZE: gl.constexpr,
     BETA_RANGE: gl.constexpr,
     LEVELS: gl.constexpr,  # log2 of C
+    BASE: gl.constexpr,  # that of a block, where not BOUNDED; 0: borders alone
     BOUNDED: gl.constexpr,
     PLACES: gl.constexpr,  # "whole", "ragged" (T is no multiple of C) or "packed"
 ):
@@ -565,8 +616,9 @@ def hopper_gradient_kernel(
     s_S, s_dS = room_for_one(BV, BK, DT), room_for_one(BV, BK, DT)
     s_values, s_channels = room(NUM_VALUES, C, BV, DT), room(NUM_DECAYED if BOUNDED else NUM_RAW, C, BK, DT)
     s_g, s_out = room_for_one(C, BK, t_g.dtype), room(OUTPUTS - 1 if t_dg is None else OUTPUTS, C, BK, DT)
-    s_squares = room(NUM_SQUARES if BOUNDED else NUM_SQUARES * LEVELS, C, C, DT)
-    s_M = room(1 if BOUNDED else BORDERS + LEVELS, C, C, DT)
+    ROUNDS: gl.constexpr = 1 if BOUNDED else LEVELS - BASE + (1 if BASE > 0 else 0)
+    s_squares = room(NUM_SQUARES * ROUNDS, C, C, DT)
+    s_M = room(1 if BOUNDED else BORDERS + LEVELS - BASE, C, C, DT)
     gl.warp_specialize(
         [
             (
@@ -576,7 +628,7 @@ def hopper_gradient_kernel(
                     t_dq, t_dk, t_dg, p_dq, p_dk, p_dg, p_dbeta, p_derase, p_dlog_rate, p_dbias,
                     s_S, s_dS, s_values, s_channels, s_g, s_scalars, s_out, s_squares, s_M, s_sums, ready, free,
                     num_chunks, T, NC, scale,
-                    HV, K, BK, BV, C, GATE, SIGNED, ERASE, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BOUNDED, PLACES,
+                    HV, K, BK, BV, C, GATE, SIGNED, ERASE, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BASE, BOUNDED, PLACES,
                 ),
             ),
             (
@@ -584,7 +636,7 @@ def hopper_gradient_kernel(
                 (
                     t_states, t_dstates, t_do, t_dv, t_v, t_o, t_y, t_q, t_k, t_keys, t_g,
                     p_starts, p_ends, p_rho, p_norms, s_S, s_dS, s_values, s_channels, s_g, s_scalars, ready, free,
-                    num_chunks, ROWS, T, NC, H, HV, BK, BV, C, BOUNDED, PLACES,
+                    num_chunks, ROWS, T, NC, H, HV, K, V, BK, BV, C, BOUNDED, PLACES,
                 ),
             ),
         ],

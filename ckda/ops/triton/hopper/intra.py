@@ -31,6 +31,7 @@ from ckda.ops.triton.hopper.tile import (
     USED_ARRIVE,
     across_border,
     barriers,
+    block_decays,
     by_pairs,
     by_rows,
     channel_tile,
@@ -63,7 +64,7 @@ Q_LENGTH, K_POWER, DIAGONAL, LINES = (gl.constexpr(i) for i in range(4))
 @gluon.jit
 def _fetch(
     t_q, t_k, t_g, p_starts, p_ends, s_in, s_g, ready, free, num_chunks, T, NC,
-    H: gl.constexpr, HV: gl.constexpr, BK: gl.constexpr, C: gl.constexpr, GATE_BYTES: gl.constexpr, PLACES: gl.constexpr,
+    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, BK: gl.constexpr, C: gl.constexpr, GATE_BYTES: gl.constexpr, PLACES: gl.constexpr,
 ):  # fmt: skip
     """One warp that fetches the chunks of this program."""
     n = 0
@@ -75,9 +76,9 @@ def _fetch(
         bar = ready.index(slot)
         mbarrier.wait(free.index(slot), ((n // STAGES) & 1) ^ 1)
         mbarrier.expect(bar, C * BK * (PAIR * DT_BYTES + GATE_BYTES))
-        fetch_tile(t_g, i_hv, row, 0, bar, s_g.index(slot))
-        fetch_tile(t_k, i_h, row, 0, bar, s_in.index(slot * PAIR + KEY))
-        fetch_tile(t_q, i_h, row, 0, bar, s_in.index(slot * PAIR + QUERY))
+        fetch_tile(t_g, i_hv, row, 0, K, bar, s_g.index(slot))
+        fetch_tile(t_k, i_h, row, 0, K, bar, s_in.index(slot * PAIR + KEY))
+        fetch_tile(t_q, i_h, row, 0, K, bar, s_in.index(slot * PAIR + QUERY))
         n += 1  # noqa: SIM113
 
 
@@ -137,19 +138,32 @@ def _pair_products(s_query, s_key, Q: gl.constexpr, C: gl.constexpr):
 
 @gluon.jit
 def _border_products(
-    b_q, b_k, b_erase, b_high, b_low, b_diagonal, s_out, s_M, Q: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr
-):
-    """A and G border by border (`_unbounded_products`), by way of two pairs of tiles that take turns."""
+    b_q, b_k, b_erase, b_log, b_high, b_low, b_diagonal, s_out, s_M,
+    Q: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, BASE: gl.constexpr,
+):  # fmt: skip
+    """A and G block by block and then border by border (`_unbounded_products`), by way of two pairs of tiles that take turns."""
     b_token = gl.arange(0, C, gl.SliceLayout(0, b_q.type.layout))[None, :]
     BK: gl.constexpr = b_q.shape[0]
     b_row = gl.arange(0, C, gl.SliceLayout(1, Q))[:, None]
     b_column = gl.arange(0, C, gl.SliceLayout(0, Q))[None, :]
     b_A = gl.where(b_row == b_column, b_diagonal[:, None], 0.0)
     b_G = gl.zeros([C, C], gl.float32, Q)
+    if BASE > 0:
+        b_forward, b_back = block_decays(b_log, s_M, BK, C)
+        s_query, s_row, s_key = s_out.index(Q_FORWARD), s_out.index(K_FORWARD), s_out.index(K_BACK)
+        s_query.permute((1, 0)).store(rounded(b_q.to(gl.float32) * b_forward, s_out.dtype))
+        s_row.permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_erase * b_forward, s_out.dtype))
+        s_key.permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_back, s_out.dtype))
+        gl.thread_barrier()
+        b_query_key, b_key_key = _pair_products(s_query, (s_key, s_row), Q, C)
+        m_pairs = (b_row > b_column) & ((b_row >> BASE) == (b_column >> BASE))
+        b_A = gl.where(m_pairs, b_query_key, b_A)
+        b_G = gl.where(m_pairs, b_key_key, b_G)
+        gl.thread_barrier()  # the tiles are used up
     b_sums = span_sums(b_high, b_low, s_M.index(BORDERS), BK, C)
-    for shift in range(LEVELS):
+    for shift in range(BASE, LEVELS):
         b_decay = gl.exp2(warpgroup_mma_wait(0, deps=[b_sums]))
-        b_sums = span_sums(b_high, b_low, s_M.index(BORDERS + gl.minimum(shift + 1, LEVELS - 1)), BK, C)
+        b_sums = span_sums(b_high, b_low, s_M.index(BORDERS + gl.minimum(shift + 1, LEVELS - 1) - BASE), BK, C)
         turn = shift % TURNS * PAIR
         s_query, s_key = s_out.index(turn + QUERY), s_out.index(turn + KEY)
         s_query.permute((1, 0)).store(rounded(b_q.to(gl.float32) * b_decay, s_out.dtype))
@@ -170,7 +184,7 @@ def _run(
     p_starts, p_ends, s_in, s_g, s_out, s_M, s_lines, ready, free, num_chunks, ROWS, T, NC, scale,
     HV: gl.constexpr, K: gl.constexpr, BK: gl.constexpr, C: gl.constexpr, GATE: gl.constexpr, SIGNED: gl.constexpr, ERASE: gl.constexpr,
     HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr, NORMALIZE: gl.constexpr, BETA_RANGE: gl.constexpr,
-    LEVELS: gl.constexpr, BOUNDED: gl.constexpr, PLACES: gl.constexpr,
+    LEVELS: gl.constexpr, BASE: gl.constexpr, BOUNDED: gl.constexpr, PLACES: gl.constexpr,
 ):  # fmt: skip
     """The warps that compute."""
     DT: gl.constexpr = s_out.dtype
@@ -186,7 +200,7 @@ def _run(
     if BOUNDED:
         s_M.index(THROUGH).store(gl.where(b_from <= b_to, 1.0, 0.0).to(DT))
     else:
-        store_spans(s_M, b_from, b_to, LEVELS)
+        store_spans(s_M, b_from, b_to, LEVELS, BASE)
     fence_async_shared()
     gl.thread_barrier()
     b_channel = gl.arange(0, BK, by_channel)
@@ -269,7 +283,9 @@ def _run(
             b_diagonal = s_lines.index(DIAGONAL).load(gl.SliceLayout(1, Q))
             b_q, b_k = rounded(b_q, DT), rounded(b_k, DT)  # a key in bfloat16 times a power of two is as it was
             b_gamma = gl.exp2(b_cum)
-            b_A, b_G = _border_products(b_q, b_k, b_erase, b_high, b_low, b_diagonal, s_out, s_M, Q, C, LEVELS)
+            b_A, b_G = _border_products(
+                b_q, b_k, b_erase, b_log, b_high, b_low, b_diagonal, s_out, s_M, Q, C, LEVELS, BASE
+            )
             b_to_end = gl.exp2(warpgroup_mma_wait(0, deps=[span_sums(b_high, b_low, s_M.index(AFTER), BK, C)]))
             gl.thread_barrier()  # the borders' tiles are used up
             _unbounded_tiles(b_q, b_k, b_erase, b_gamma, b_to_end, b_last, s_out, p_start, p_end, o_slot, C)
@@ -277,7 +293,7 @@ def _run(
         gl.thread_barrier()  # the tiles are written, and q, k and g used up
         mbarrier.arrive(free.index(slot), count=USED_ARRIVE)
         for i in gl.static_range(TILES):
-            send_tile(t_keys, i_hv, i * ROWS + row, 0, s_out.index(i))
+            send_tile(t_keys, i_hv, i * ROWS + row, 0, K, s_out.index(i))
 
         # the products of tokens with tokens
         if BOUNDED:
@@ -327,6 +343,7 @@ def hopper_intra_kernel(
     NORMALIZE: gl.constexpr,
     BETA_RANGE: gl.constexpr,
     LEVELS: gl.constexpr,  # log2 of C
+    BASE: gl.constexpr,  # that of a block, where not BOUNDED; 0: borders alone
     BOUNDED: gl.constexpr,
     PLACES: gl.constexpr,  # "whole", "ragged" (T is no multiple of C) or "packed"
 ):
@@ -335,7 +352,7 @@ def hopper_intra_kernel(
     DT: gl.constexpr = t_keys.dtype
     s_in, s_g, s_out = room(STAGES * PAIR, C, BK, DT), room(STAGES, C, BK, t_g.dtype), room(NUM_KEYS, C, BK, DT)
     GATE_BYTES: gl.constexpr = t_g.dtype.primitive_bitwidth // 8
-    s_M = room(1 if BOUNDED else BORDERS + LEVELS, C, C, DT)
+    s_M = room(1 if BOUNDED else BORDERS + LEVELS - BASE, C, C, DT)
     s_lines = lines(LINES, C)
     gl.warp_specialize(
         [
@@ -344,12 +361,12 @@ def hopper_intra_kernel(
                 (
                     p_beta, p_sign, p_erase, p_A_log, p_dt_bias, t_keys, p_A, p_G, p_rho, p_norms, p_start, p_end,
                     p_starts, p_ends, s_in, s_g, s_out, s_M, s_lines, ready, free, num_chunks, ROWS, T, NC, scale,
-                    HV, K, BK, C, GATE, SIGNED, ERASE, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BOUNDED, PLACES,
+                    HV, K, BK, C, GATE, SIGNED, ERASE, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BASE, BOUNDED, PLACES,
                 ),
             ),
             (
                 _fetch,
-                (t_q, t_k, t_g, p_starts, p_ends, s_in, s_g, ready, free, num_chunks, T, NC, H, HV, BK, C, GATE_BYTES, PLACES),
+                (t_q, t_k, t_g, p_starts, p_ends, s_in, s_g, ready, free, num_chunks, T, NC, H, HV, K, BK, C, GATE_BYTES, PLACES),
             ),
         ],
         [FETCH_WARPS],

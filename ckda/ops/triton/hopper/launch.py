@@ -18,14 +18,16 @@ if tried():
     from ckda.ops.triton.hopper.gradient import hopper_gradient_kernel
     from ckda.ops.triton.hopper.intra import hopper_intra_kernel
     from ckda.ops.triton.hopper.passes import hopper_reverse_kernel, hopper_state_kernel
-    from ckda.ops.triton.hopper.tile import head_layout
+    from ckda.ops.triton.hopper.tile import tile_layout
 
 __all__ = ["gradients", "intra", "reverse", "states"]
 
-INTRA_REGISTERS, SUMMARY_REGISTERS = 80, 128  # a thread, so that two programs fit on a multiprocessor
+# a thread, so that two programs fit on a multiprocessor; of the gradient's where heads have up to 64 channels
+INTRA_REGISTERS, SUMMARY_REGISTERS, GRADIENT_REGISTERS = 80, 128, 128
 PASS_WARPS = BV // WARP_ROWS
-_GATE = ("beta", "sign", "erase", "A_log", "dt_bias")
-_GATE_FLAGS = ("scale", "H", "HV", "K", "GATE", "ERASE", "HAS_A_LOG", "HAS_DT_BIAS", "NORMALIZE", "BETA_RANGE")
+BASE = 3  # log2 of the blocks within which unbounded gates are taken from the middle, in bfloat16
+_GATE = ("beta", "sign", "A_log", "dt_bias")
+_GATE_FLAGS = ("scale", "H", "HV", "K", "GATE", "HAS_A_LOG", "HAS_DT_BIAS", "NORMALIZE", "BETA_RANGE")
 
 
 @cache
@@ -34,12 +36,12 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 @cache
-def _head_layout(rows: int, columns: int, dtype: torch.dtype) -> Any:
-    return head_layout(rows, columns, gl.float32 if dtype == torch.float32 else gl.bfloat16)
+def _layout(block: tuple[int, ...], dtype: torch.dtype) -> Any:
+    return tile_layout(*block, gl.float32 if dtype == torch.float32 else gl.bfloat16)
 
 
-def _described(x: Tensor, shape: list[int], strides: list[int], rows: int, columns: int) -> "TensorDescriptor":
-    """Tiles [1, rows, columns] of a tensor [heads, rows, width].
+def _described(x: Tensor, shape: list[int], strides: list[int], block: tuple[int, ...]) -> "TensorDescriptor":
+    """Tiles of a tensor seen in that shape.
 
     Without the checks of the constructor: for the many of a call they take longer than a launch.
     """
@@ -47,20 +49,26 @@ def _described(x: Tensor, shape: list[int], strides: list[int], rows: int, colum
     assert x.data_ptr() % 16 == 0
     tiles = object.__new__(TensorDescriptor)
     tiles.base, tiles.shape, tiles.strides = x, shape, strides
-    tiles.block_shape, tiles.layout, tiles.padding = [1, rows, columns], _head_layout(rows, columns, x.dtype), "zero"
+    tiles.block_shape, tiles.layout, tiles.padding = [*block], _layout(block, x.dtype), "zero"
     return tiles
 
 
 def _tiles(x: Tensor, rows: int, columns: int) -> "TensorDescriptor":
     """Tiles [rows, columns] of the heads of a contiguous tensor [..., heads, width]; columns beyond the width are zero."""
     heads, width = x.shape[-2:]
-    return _described(x, [heads, x.numel() // (heads * width), width], [width, heads * width, 1], rows, columns)
+    num = x.numel() // (heads * width)
+    if width % columns == 0:
+        return _described(x, [num, heads * width], [heads * width, 1], (rows, columns))
+    return _described(x, [heads, num, width], [width, heads * width, 1], (1, rows, columns))
 
 
 def _state_tiles(x: Tensor, rows: int, columns: int) -> "TensorDescriptor":
-    """Tiles of states [..., V, K]."""
+    """Tiles [rows, columns] of states [..., V, K]; what is beyond them is zero."""
     V, K = x.shape[-2:]
-    return _described(x, [x.numel() // (V * K), V, K], [V * K, K, 1], rows, columns)
+    num = x.numel() // (V * K)
+    if V % rows == 0 and K == columns:
+        return _described(x, [num * V, K], [K, 1], (rows, columns))
+    return _described(x, [num, V, K], [V * K, K, 1], (1, rows, columns))
 
 
 def _gate_arguments(w: Work) -> dict[str, Any]:
@@ -69,8 +77,10 @@ def _gate_arguments(w: Work) -> dict[str, Any]:
     given = gate_arguments(call, ("q", "k", "g"))
     signed = "given" if call.sign is not None else "gate" if call.gate == "signed" else "no"
     kept = {f"p_{name}": given[f"p_{name}"] for name in _GATE} | {name: given[name] for name in _GATE_FLAGS}
-    bounded = {"LEVELS": p.C.bit_length() - 1, "BOUNDED": p.bounded}
-    return kept | bounded | {"SIGNED": signed, "BK": p.width, "C": p.C}
+    base = 0 if p.bounded or p.dot == "fp16" else BASE
+    bounded = {"LEVELS": p.C.bit_length() - 1, "BASE": base, "BOUNDED": p.bounded}
+    erase = {"p_erase": contiguous(call.erase), "ERASE": call.erase is not None}
+    return kept | bounded | erase | {"SIGNED": signed, "BK": p.width, "C": p.C}
 
 
 def _place_arguments(w: Work) -> dict[str, Any]:
@@ -88,7 +98,7 @@ def _place_arguments(w: Work) -> dict[str, Any]:
 
 
 def intra(w: Work, G: Tensor) -> Launch:
-    """What does not depend on the state, two programs a multiprocessor."""
+    """What does not depend on the state, two programs a multiprocessor, or three where heads have up to 64 channels."""
     call, p, x, _ = w
     arguments = _gate_arguments(w) | _place_arguments(w)
     arguments |= {f"t_{name}": _tiles(aligned(getattr(call, name)), p.C, p.width) for name in ("q", "k", "g")}
@@ -101,7 +111,7 @@ def intra(w: Work, G: Tensor) -> Launch:
         "p_start": x.start,
         "p_end": x.end,
     }
-    programs = min(p.slots * p.HV, 2 * _multiprocessors(call.v.device))
+    programs = min(p.slots * p.HV, (3 if p.width == 64 else 2) * _multiprocessors(call.v.device))
     return Launch(hopper_intra_kernel, (programs,), arguments, num_warps=p.width // WARP_ROWS, maxnreg=INTRA_REGISTERS)
 
 
@@ -186,7 +196,8 @@ def reverse(
 
 
 def gradients(w: Work, o: Tensor, do: Tensor, passed: Passed) -> tuple[list[Launch], dict[str, Any]]:
-    """The end of the backward, as many programs as there are multiprocessors; the portable kernels for what it does not hold."""
+    """The end of the backward, one program a multiprocessor, or two where heads have up to 64 channels; the portable kernels for what
+    it does not hold."""
     call, p, x, _ = w
     if p.V > MAX_WIDTH:
         return portable.gradients(w, o, do, passed)
@@ -216,7 +227,9 @@ def gradients(w: Work, o: Tensor, do: Tensor, passed: Passed) -> tuple[list[Laun
         "p_derase": out["p_derase"],
         "p_dlog_rate": out["p_dlog_rate"],
         "p_dbias": out["p_dbias"],
+        "V": p.V,
         "BV": width,
     }
-    programs = min(p.slots * p.HV, _multiprocessors(do.device))
-    return [Launch(hopper_gradient_kernel, (programs,), arguments, num_warps=p.width // WARP_ROWS)], out
+    at_a_time, maxnreg = (2, GRADIENT_REGISTERS) if p.width == 64 else (1, None)
+    programs = min(p.slots * p.HV, at_a_time * _multiprocessors(do.device))
+    return [Launch(hopper_gradient_kernel, (programs,), arguments, num_warps=p.width // WARP_ROWS, maxnreg=maxnreg)], out

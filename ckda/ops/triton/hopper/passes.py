@@ -45,6 +45,7 @@ from ckda.ops.triton.hopper.tile import (
     room,
     room_for_one,
     rounded,
+    send_state,
     send_tile,
     times,
 )
@@ -101,13 +102,13 @@ def _store_part(p_x, b_x, row, i_hv, i_v, left, HV: gl.constexpr, V: gl.constexp
 
 
 @gluon.jit
-def _send(t_x, s_x, i_hv, row, i_v, left, C: gl.constexpr, PLACES: gl.constexpr):
+def _send(t_x, s_x, i_hv, row, i_v, left, V: gl.constexpr, C: gl.constexpr, PLACES: gl.constexpr):
     """A tile on its way, if all of its tokens belong to the sequence."""
     if PLACES == "whole":
-        send_tile(t_x, i_hv, row, i_v * BV, s_x)
+        send_tile(t_x, i_hv, row, i_v * BV, V, s_x)
     else:
         if left >= C:
-            send_tile(t_x, i_hv, row, i_v * BV, s_x)
+            send_tile(t_x, i_hv, row, i_v * BV, V, s_x)
 
 
 @gluon.jit
@@ -121,7 +122,7 @@ def _state_offsets(i_v, i_hv, i_n, HV: gl.constexpr, K: gl.constexpr, BK: gl.con
 
 @gluon.jit
 def _fetch(
-    tiles,  # of (tensor, head, its first row, column, tile)
+    tiles,  # of (tensor, head, its first row, column, the head's width, tile)
     p_rho, p_norm2, p_decay, p_next, s_scalars, s_decays, ready, free, first, num, i_hv,
     HV: gl.constexpr, BK: gl.constexpr, C: gl.constexpr, BYTES: gl.constexpr, STAGES: gl.constexpr, REVERSED: gl.constexpr,
     BOUNDED: gl.constexpr,
@@ -140,8 +141,8 @@ def _fetch(
         mbarrier.wait(free.index(slot), ((step // STAGES) & 1) ^ 1)
         mbarrier.expect(bar, BYTES)
         for n in gl.static_range(len(tiles)):
-            t_x, head, row, column, s_x = tiles[n]
-            fetch_tile(t_x, head, row + chunk * C, column, bar, s_x.index(slot))
+            t_x, head, row, column, width, s_x = tiles[n]
+            fetch_tile(t_x, head, row + chunk * C, column, width, bar, s_x.index(slot))
         o_line = chunk.to(gl.int64) * (C * HV)
         async_copy.async_copy_global_to_shared(s_scalars.index(slot * SCALARS + RHO), p_rho + o_line + b_token)
         async_copy.async_copy_global_to_shared(s_scalars.index(slot * SCALARS + NORM2), p_norm2 + o_line + b_token)
@@ -189,17 +190,20 @@ def _run_states(
         b_r = times(b_high, s_kf, BV, C)
         b_r = plus(b_r, rest(b_S, b_high), s_kf, BV, C)
         if OUTPUTS:
-            b_o = times(b_high, s_q_forward.index(slot).permute((1, 0)), BV, C)
+            s_qf = s_q_forward.index(slot).permute((1, 0))
+            b_o = times(b_high, s_qf, BV, C)
+            if DT == gl.float16:  # whose outputs have the digits for it
+                b_o = plus(b_o, rest(b_S, b_high), s_qf, BV, C)
             s_S.store(b_high)
             fence_async_shared()
             tma.store_wait(0)
             gl.thread_barrier()  # the state is written, and the last chunk's y and o have left
-            send_tile(t_states, (first + step) * HV + i_hv, i_v * BV, 0, s_S)
+            send_state(t_states, (first + step) * HV + i_hv, i_v * BV, V, s_S)
         b_rho = s_scalars.index(slot * SCALARS + RHO).load(by_token)
         if VALUES:
             b_length = gl.sqrt(s_scalars.index(slot * SCALARS + NORM2).load(by_token))
             b_v = s_v.index(slot).permute((1, 0)).load(product(BV, C)).to(gl.float32)
-        b_r = -warpgroup_mma_wait(1 if OUTPUTS else 0, deps=[b_r])
+        b_r = -warpgroup_mma_wait((2 if DT == gl.float16 else 1) if OUTPUTS else 0, deps=[b_r])
         if VALUES:
             b_r += b_v * b_length[None, :]
             if PLACES != "whole":  # what lies behind the sequence is another one's
@@ -222,8 +226,8 @@ def _run_states(
             s_y_low.permute((1, 0)).store(rest(b_y, b_high))
             fence_async_shared()
             gl.thread_barrier()
-            send_tile(t_y, i_hv, row, i_v * BV, s_y)
-            send_tile(t_y, i_hv, ROWS + row, i_v * BV, s_y_low)
+            send_tile(t_y, i_hv, row, i_v * BV, V, s_y)
+            send_tile(t_y, i_hv, ROWS + row, i_v * BV, V, s_y_low)
         b_end = s_decays.index(slot * DECAYS + DECAY).load(by_channel)
         b_next = b_end
         if BOUNDED:
@@ -241,7 +245,7 @@ def _run_states(
         gl.thread_barrier()  # all are done with this chunk's tiles, o is written, and the state has left
         mbarrier.arrive(free.index(slot), count=USED_ARRIVE)
         if OUTPUTS:
-            _send(t_o, s_o, i_hv, token, i_v, left, C, PLACES)
+            _send(t_o, s_o, i_hv, token, i_v, left, V, C, PLACES)
         if BOUNDED:  # noqa: SIM108
             b_S = (b_S + b_added) * b_end[None, :] * b_next[None, :]
         else:
@@ -299,19 +303,19 @@ def hopper_state_kernel(
     s_k_forward, s_k_back = room(STAGES, C, BK, DT), room(STAGES, C, BK, DT)
     s_solver, s_solver_low, s_solver_rest = room(STAGES, C, C, DT), room(STAGES, C, C, DT), room(STAGES, C, C, DT)
     tiles = (
-        (t_keys, i_hv, K_FORWARD * ROWS, 0, s_k_forward),
-        (t_squares, i_hv, SOLVER_REST * ROWS, 0, s_solver_rest),
-        (t_squares, i_hv, SOLVER_LOW * ROWS, 0, s_solver_low),
-        (t_squares, i_hv, SOLVER * ROWS, 0, s_solver),
-        (t_keys, i_hv, K_BACK * ROWS, 0, s_k_back),
+        (t_keys, i_hv, K_FORWARD * ROWS, 0, K, s_k_forward),
+        (t_squares, i_hv, SOLVER_REST * ROWS, 0, C, s_solver_rest),
+        (t_squares, i_hv, SOLVER_LOW * ROWS, 0, C, s_solver_low),
+        (t_squares, i_hv, SOLVER * ROWS, 0, C, s_solver),
+        (t_keys, i_hv, K_BACK * ROWS, 0, K, s_k_back),
     )
     s_v, s_q_forward, s_A, s_S, s_y, s_y_low, s_o = s_k_back, s_k_back, s_k_back, s_k_back, s_k_back, s_k_back, s_k_back
     if SUMMARY != "transition":
         s_v = room(STAGES, C, BV, DT)
-        tiles = tiles + ((t_v, i_hv, behind, i_v * BV, s_v),)  # type: ignore[assignment]  # noqa: RUF005
+        tiles = tiles + ((t_v, i_hv, behind, i_v * BV, V, s_v),)  # type: ignore[assignment]  # noqa: RUF005
     if SUMMARY == "none":
         s_q_forward, s_A = room(STAGES, C, BK, DT), room(STAGES, C, C, DT)
-        tiles = tiles + ((t_keys, i_hv, Q_FORWARD * ROWS, 0, s_q_forward), (t_squares, i_hv, A * ROWS, 0, s_A))  # type: ignore[assignment]  # noqa: RUF005
+        tiles = tiles + ((t_keys, i_hv, Q_FORWARD * ROWS, 0, K, s_q_forward), (t_squares, i_hv, A * ROWS, 0, C, s_A))  # type: ignore[assignment]  # noqa: RUF005
         s_S = room_for_one(BV, BK, DT)
         s_y, s_y_low, s_o = room_for_one(C, BV, DT), room_for_one(C, BV, DT), room_for_one(C, BV, DT)
     more: gl.constexpr = 1 if SUMMARY == "none" else 0
@@ -381,7 +385,7 @@ def _run_gradients(
             fence_async_shared()
             tma.store_wait(0)
             gl.thread_barrier()  # dS is written, and the last chunk's dv has left
-            send_tile(t_dstates, chunk * HV + i_hv, i_v * BV, 0, s_dS)
+            send_state(t_dstates, chunk * HV + i_hv, i_v * BV, V, s_dS)
         b_rho = s_scalars.index(slot * SCALARS + RHO).load(by_token)
         b_length = gl.sqrt(s_scalars.index(slot * SCALARS + NORM2).load(by_token))
         b_du, b_Ado = warpgroup_mma_wait(1, deps=[b_du, b_Ado])
@@ -410,7 +414,7 @@ def _run_gradients(
         gl.thread_barrier()  # all are done with this chunk's tiles, dv is written, and dS has left
         mbarrier.arrive(free.index(slot), count=USED_ARRIVE)
         if not SUMMARY:
-            _send(t_dv, s_dv, i_hv, token, i_v, left, C, PLACES)
+            _send(t_dv, s_dv, i_hv, token, i_v, left, V, C, PLACES)
         b_dS -= b_taken
         if BOUNDED:
             b_dS = b_dS * b_decay[None, :] * b_next[None, :]
@@ -470,14 +474,14 @@ def hopper_reverse_kernel(
     if not SUMMARY:
         s_dS, s_dv = room_for_one(BV, BK, DT), room_for_one(C, BV, DT)
     tiles = (
-        (t_do, i_hv, behind, i_v * BV, s_do),
-        (t_keys, i_hv, K_BACK * ROWS, 0, s_k_back),
-        (t_squares, i_hv, A * ROWS, 0, s_A),
-        (t_keys, i_hv, Q_FORWARD * ROWS, 0, s_q_forward),
-        (t_squares, i_hv, SOLVER_REST * ROWS, 0, s_solver_rest),
-        (t_squares, i_hv, SOLVER_LOW * ROWS, 0, s_solver_low),
-        (t_squares, i_hv, SOLVER * ROWS, 0, s_solver),
-        (t_keys, i_hv, K_FORWARD * ROWS, 0, s_k_forward),
+        (t_do, i_hv, behind, i_v * BV, V, s_do),
+        (t_keys, i_hv, K_BACK * ROWS, 0, K, s_k_back),
+        (t_squares, i_hv, A * ROWS, 0, C, s_A),
+        (t_keys, i_hv, Q_FORWARD * ROWS, 0, K, s_q_forward),
+        (t_squares, i_hv, SOLVER_REST * ROWS, 0, C, s_solver_rest),
+        (t_squares, i_hv, SOLVER_LOW * ROWS, 0, C, s_solver_low),
+        (t_squares, i_hv, SOLVER * ROWS, 0, C, s_solver),
+        (t_keys, i_hv, K_FORWARD * ROWS, 0, K, s_k_forward),
     )
     gl.warp_specialize(
         [

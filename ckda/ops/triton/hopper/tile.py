@@ -6,9 +6,16 @@ a head's width is zero, and what it would store there is left out. DT is the dty
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
 from ckda.ops.triton.hopper import WARP_ROWS
+from ckda.ops.triton.tile import ROUND
 
 __all__ = [
     "AFTER",
@@ -31,14 +38,15 @@ __all__ = [
     "A",
     "across_border",
     "barriers",
+    "block_decays",
     "by_pairs",
     "by_rows",
     "channel_tile",
     "chunk_place",
     "fetch_layout",
+    "fetch_state",
     "fetch_tile",
     "head_gate",
-    "head_layout",
     "held_log",
     "left_operand",
     "lines",
@@ -48,6 +56,7 @@ __all__ = [
     "room",
     "room_for_one",
     "rounded",
+    "send_state",
     "send_tile",
     "span_sums",
     "store_spans",
@@ -59,26 +68,23 @@ DT_BYTES = gl.constexpr(2)
 # parts of t_keys and t_squares, each of ROWS rows: KEYS and SQUARES of ckda/ops/triton/plan.py
 Q_FORWARD, K_FORWARD, K_BACK, FORWARD, NUM_KEYS = (gl.constexpr(i) for i in range(5))
 A, SOLVER, SOLVER_LOW, SOLVER_REST = (gl.constexpr(i) for i in range(4))
-# the matrices of `store_spans`: logs through a token, after it, and from here on a matrix for the borders of each level
-THROUGH, AFTER, BORDERS = (gl.constexpr(i) for i in range(3))
+# the matrices of `store_spans`: logs through a token, after it, and in its block through it and through the middle; from here on a
+# matrix for the borders of each level
+THROUGH, AFTER, BLOCK, MIDDLE, BORDERS = (gl.constexpr(i) for i in range(5))
 FETCH_WARPS = gl.constexpr(1)  # that fetch the tiles ahead, beside those that compute
-FETCH_REGISTERS = gl.constexpr(32)  # a thread of theirs: the others get the rest
+FETCH_REGISTERS = gl.constexpr(24)  # a thread of theirs, the least there is: the others get the rest
 # arrivals that a barrier waits for: the accelerator's bytes are one; where lines come too, so are the copies of 32 threads
 TILES_ARRIVE, LINES_ARRIVE = gl.constexpr(1), gl.constexpr(33)
 USED_ARRIVE = gl.constexpr(1)  # that tiles are used up is said once
+BLOCK_LOG = gl.constexpr(-28.0)  # a gate below 2^-28 counts as that within its block: four of them leave room for q in bfloat16
 LEAST_LOG = gl.constexpr(-256.0)  # the log2 of a decay that is zero in float32, and that float16 holds
 
 
 @gluon.constexpr_function
-def tile_layout(rows, columns, dtype):
-    """A tile [rows, columns] in shared memory."""
-    return gl.NVMMASharedLayout.get_default_for([rows, columns], dtype)
-
-
-@gluon.constexpr_function
-def head_layout(rows, columns, dtype):
-    """The same tile as the accelerator sees it: [1, rows, columns], of one head."""
-    return gl.NVMMASharedLayout.get_default_for([1, rows, columns], dtype)
+def tile_layout(*shape_and_dtype):
+    """A tile [rows, columns] in shared memory, or [1, rows, columns] of one head."""
+    *shape, dtype = shape_and_dtype
+    return gl.NVMMASharedLayout.get_default_for(shape, dtype)
 
 
 @gluon.constexpr_function
@@ -113,18 +119,52 @@ def fetch_layout():
     return gl.BlockedLayout([1], [32], [FETCH_WARPS.value], [0])
 
 
-@gluon.jit
-def fetch_tile(t_x, head, row, column, bar, s_x):
-    """A tile of one head on its way into shared memory."""
-    s_tile = s_x._reinterpret(s_x.dtype, [1, s_x.shape[0], s_x.shape[1]], t_x.layout)
-    tma.async_copy_global_to_shared(t_x, [head, row, column], bar, s_tile)
+@gluon.constexpr_function
+def by_heads(t_x):
+    """Whether the tiles are of [heads, rows, width]: else of [rows, heads * width], which takes fewer instructions."""
+    return len(t_x.block_shape) == 3
 
 
 @gluon.jit
-def send_tile(t_x, head, row, column, s_x):
-    """A tile of one head on its way out."""
-    s_tile = s_x._reinterpret(s_x.dtype, [1, s_x.shape[0], s_x.shape[1]], t_x.layout)
-    tma.async_copy_shared_to_global(t_x, [head, row, column], s_tile)
+def _one_head(t_x, s_x):
+    """A tile in shared memory as the accelerator sees it where tiles are of heads."""
+    return s_x._reinterpret(s_x.dtype, [1, s_x.shape[0], s_x.shape[1]], t_x.layout)
+
+
+@gluon.jit
+def fetch_tile(t_x, head, row, column, width: gl.constexpr, bar, s_x):
+    """A tile of a head of that width on its way into shared memory."""
+    if by_heads(t_x):
+        tma.async_copy_global_to_shared(t_x, [head, row, column], bar, _one_head(t_x, s_x))
+    else:
+        tma.async_copy_global_to_shared(t_x, [row, head * width + column], bar, s_x)
+
+
+@gluon.jit
+def send_tile(t_x, head, row, column, width: gl.constexpr, s_x):
+    """A tile of a head of that width on its way out."""
+    if by_heads(t_x):
+        tma.async_copy_shared_to_global(t_x, [head, row, column], _one_head(t_x, s_x))
+    else:
+        tma.async_copy_shared_to_global(t_x, [row, head * width + column], s_x)
+
+
+@gluon.jit
+def fetch_state(t_x, item, row, height: gl.constexpr, bar, s_x):
+    """A tile of a state of that many values on its way into shared memory."""
+    if by_heads(t_x):
+        tma.async_copy_global_to_shared(t_x, [item, row, 0], bar, _one_head(t_x, s_x))
+    else:
+        tma.async_copy_global_to_shared(t_x, [item * height + row, 0], bar, s_x)
+
+
+@gluon.jit
+def send_state(t_x, item, row, height: gl.constexpr, s_x):
+    """A tile of a state of that many values on its way out."""
+    if by_heads(t_x):
+        tma.async_copy_shared_to_global(t_x, [item, row, 0], _one_head(t_x, s_x))
+    else:
+        tma.async_copy_shared_to_global(t_x, [item * height + row, 0], s_x)
 
 
 @gluon.jit
@@ -188,18 +228,23 @@ def lines(n: gl.constexpr, length: gl.constexpr):
 
 
 @gluon.jit
-def store_spans(s_M, b_from, b_to, LEVELS: gl.constexpr):
-    """The matrices [C, C] by which logs are summed: through token i, after it, and to or from the borders of halves of 2^n tokens.
+def store_spans(s_M, b_from, b_to, LEVELS: gl.constexpr, BASE: gl.constexpr):
+    """The matrices [C, C] by which logs are summed: through token i, after it, within its block of 2^BASE, and to or from the borders
+    of halves of 2^n tokens.
 
     See `chunk_decay` and `border_decay` in ckda/ops/triton/tile.py.
     """
     DT: gl.constexpr = s_M.dtype
     s_M.index(THROUGH).store(gl.where(b_from <= b_to, 1.0, 0.0).to(DT))
     s_M.index(AFTER).store(gl.where(b_from > b_to, 1.0, 0.0).to(DT))
-    for shift in gl.static_range(LEVELS):
+    if BASE > 0:
+        m_block = (b_from >> BASE) == (b_to >> BASE)
+        s_M.index(BLOCK).store(gl.where(m_block & (b_from <= b_to), 1.0, 0.0).to(DT))
+        s_M.index(MIDDLE).store(gl.where(m_block & (b_from % (1 << BASE) < (1 << BASE) // 2), 1.0, 0.0).to(DT))
+    for shift in gl.static_range(BASE, LEVELS):
         m_right = (b_to >> shift) % 2 == 1
         m_between = ((b_from >> shift) == (b_to >> shift)) & (m_right == (b_from <= b_to))
-        s_M.index(BORDERS + shift).store(gl.where(m_between, 1.0, 0.0).to(DT))
+        s_M.index(BORDERS + shift - BASE).store(gl.where(m_between, 1.0, 0.0).to(DT))
 
 
 @gluon.jit
@@ -212,6 +257,28 @@ def across_border(b_row, b_column, shift):
 def span_sums(b_high, b_low, s_M, rows: gl.constexpr, columns: gl.constexpr):
     """(high + low) M, begun."""
     return plus(times(b_high, s_M, rows, columns), b_low, s_M, rows, columns)
+
+
+@gluon.jit
+def block_decays(b_log, s_M, BK: gl.constexpr, C: gl.constexpr):
+    """|gamma_i / gamma_m| and its inverse [BK, C], m the middle of i's block: the decay of a pair in one block is the product of two.
+
+    As `bounded_decays` in ckda/ops/triton/tile.py: gamma_m is rounded to a power of two, so that later tokens change no digit. In
+    blocks of 8 tokens bfloat16 has the range for gates of at least 2^-28, and weaker ones count as that: what they let through is
+    less than float32's rounding of what they take away.
+    """
+    b_kept = gl.where(b_log < BLOCK_LOG, BLOCK_LOG, b_log)
+    b_high = rounded(b_kept, s_M.dtype)
+    b_low = rest(b_kept, b_high)
+    b_cum = span_sums(b_high, b_low, s_M.index(BLOCK), BK, C)
+    b_middle = span_sums(b_high, b_low, s_M.index(MIDDLE), BK, C)
+    b_cum, b_middle = warpgroup_mma_wait(0, deps=[b_cum, b_middle])
+    b_round, b_middle = b_cum + ROUND, b_middle + ROUND
+    b_broken = b_cum - (b_round - ROUND)
+    b_shift = (b_round.to(gl.int32, bitcast=True) - b_middle.to(gl.int32, bitcast=True)) << 23
+    b_forward = (gl.exp2(b_broken).to(gl.int32, bitcast=True) + b_shift).to(gl.float32, bitcast=True)
+    b_back = (gl.exp2(-b_broken).to(gl.int32, bitcast=True) - b_shift).to(gl.float32, bitcast=True)
+    return b_forward, b_back
 
 
 @gluon.jit

@@ -43,7 +43,8 @@ def _place_arguments(w: Work) -> dict[str, Any]:
 def _gate_arguments(w: Work, unread: tuple[str, ...] = ()) -> dict[str, Any]:
     """What the kernels that read the raw inputs share."""
     bounded = {"BOUNDED": w.p.bounded, "LEVELS": w.p.C.bit_length() - 1, "WIDE": not w.p.split}
-    return _place_arguments(w) | gate_arguments(w.call, unread) | bounded | {"TOKENS": w.p.B * w.p.T}
+    erase = {"p_erase": contiguous(w.call.erase), "ERASE": w.call.erase is not None}
+    return _place_arguments(w) | gate_arguments(w.call, unread) | bounded | erase | {"TOKENS": w.p.B * w.p.T}
 
 
 def _pass_arguments(w: Work, segments: range) -> dict[str, Any]:
