@@ -159,7 +159,10 @@ def inputs(row: Row, device: str, seed: int = 0) -> dict[str, Any]:
         "g": _raw_gate(row, random, device).to(gate_dtype),
     }
     if row.separate:
-        call |= {"erase": torch.sigmoid(normal(B, T, row.HV, row.K)).to(dtype), "write": normal(B, T, row.HV, row.V).to(dtype)}
+        call |= {
+            "erase": torch.sigmoid(normal(B, T, row.HV, row.K)).to(dtype),
+            "write": normal(B, T, row.HV, row.V).to(dtype),
+        }
     else:
         call["beta"] = normal(B, T, row.HV).to(dtype)
     if row.gate is not None:

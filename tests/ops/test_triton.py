@@ -825,7 +825,14 @@ def test_float16_by_the_double_rule(settings: dict) -> None:
 def test_equal_keys_at_beta_two_over_8192_tokens(
     gate: str | None, signs: str, beta_range: int | None, K: int, dtype: torch.dtype
 ) -> None:
-    settings = ON_GPU | {"A_log": False, "dt_bias": False, "gate": gate, "beta_range": beta_range, "K": K, "dtype": dtype}
+    settings = ON_GPU | {
+        "A_log": False,
+        "dt_bias": False,
+        "gate": gate,
+        "beta_range": beta_range,
+        "K": K,
+        "dtype": dtype,
+    }
     call = _reflections(make_call(B=2, T=8192, initial=True, **settings), signs=signs)
     draw = compare(call, "triton", plain="chunked")
     S0 = torch.eye(K, 64, device="cuda").expand(2, 2, K, 64)

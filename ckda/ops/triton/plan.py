@@ -28,8 +28,8 @@ __all__ = [
 ]
 
 CHUNK = 32  # e^5 a step from the middle of 32 tokens stays within e^80, which bfloat16 and float32 hold
-# input dtypes whose products take half-precision operands, in all kernels and in Hopper's. float16 lacks the range of decays from the
-# chunk's middle: there every gate goes by borders, whose factors are at most one
+# input dtypes whose products take half-precision operands, in all kernels and in Hopper's. float16 lacks the range of decays from
+# the chunk's middle: there every gate goes by borders, whose factors are at most one
 FAST = {torch.bfloat16: "bf16"}
 FAST_ON_HOPPER = FAST | {torch.float16: "fp16"}
 SEGMENT = 128  # chunks of a segment, where a sequence is split

@@ -62,7 +62,10 @@ def unfit(call: Call) -> str | None:
         or call.cu_seqlens is not None
         or not call.beta_range
     ):
-        return f"more than {MAX_WIDTH} values take bfloat16, K = 64 or 128, V a multiple of {BV}, whole chunks, no packing and logits of beta"
+        return (
+            f"more than {MAX_WIDTH} values take bfloat16, K = 64 or 128, V a multiple of {BV}, "
+            "whole chunks, no packing and logits of beta"
+        )
     return None
 
 

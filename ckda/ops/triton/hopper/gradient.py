@@ -160,8 +160,8 @@ def _fetch(
 def _bounded_channels(
     b_dq, b_drow, b_dk, b_through, b_rho, s_channels, s_squares, s_M, BK: gl.constexpr, C: gl.constexpr
 ):
-    """dq and dk, as rows and as columns, but for the diagonal pairs, the gates' gradient (begun), what reaches the end, q and k; from
-    decayed tiles. b_dq, b_drow, b_dk are S do, - S dr, dS u.
+    """dq and dk, as rows and as columns, but for the diagonal pairs, the gates' gradient (begun), what reaches the end, q and k;
+    from decayed tiles. b_dq, b_drow, b_dk are S do, - S dr, dS u.
     """
     P: gl.constexpr = product(BK, C)
     L: gl.constexpr = left_operand(BK, C)
@@ -210,7 +210,12 @@ def _block_channels(
     BK: gl.constexpr, C: gl.constexpr, ERASE: gl.constexpr,
 ):  # fmt: skip
     """What the pairs within blocks add to the gradients of `_unbounded_channels`, by way of each block's middle."""
-    s_N, s_N_low, s_dA, s_dA_low = s_squares.index(N), s_squares.index(N_LOW), s_squares.index(DA), s_squares.index(DA_LOW)
+    s_N, s_N_low, s_dA, s_dA_low = (
+        s_squares.index(N),
+        s_squares.index(N_LOW),
+        s_squares.index(DA),
+        s_squares.index(DA_LOW),
+    )
     b_forward, b_back = block_decays(b_log, s_M, BK, C)
     b_key = rounded(b_k.to(gl.float32) * b_back, s_M.dtype)
     b_query = rounded(b_q.to(gl.float32) * b_forward, s_M.dtype)
@@ -299,7 +304,8 @@ def _unbounded_channels(
 def _store_squares(
     b_D, b_dA, b_rho, s_squares, Q: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, BASE: gl.constexpr, BOUNDED: gl.constexpr
 ):  # fmt: skip
-    """D and dA as operands in two parts; where not BOUNDED N = D rho and dA of each block's pairs, and of each border's N + N^T and dA + dA^T."""
+    """D and dA as operands in two parts; where not BOUNDED N = D rho and dA of each block's pairs, and of each border's pairs
+    N + N^T and dA + dA^T."""
     b_row = gl.arange(0, C, gl.SliceLayout(1, Q))[:, None]
     b_column = gl.arange(0, C, gl.SliceLayout(0, Q))[None, :]
     if BOUNDED:
@@ -335,7 +341,8 @@ def _run(
     p_beta, p_sign, p_erase, p_A_log, p_dt_bias, p_A, p_G, p_starts, p_ends,
     t_dq, t_dk, t_dg, p_dq, p_dk, p_dg, p_dbeta, p_derase, p_dlog_rate, p_dbias,
     s_S, s_dS, s_values, s_channels, s_g, s_scalars, s_out, s_squares, s_M, s_sums, ready, free, num_chunks, T, NC, scale,
-    HV: gl.constexpr, K: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, C: gl.constexpr, GATE: gl.constexpr, SIGNED: gl.constexpr, ERASE: gl.constexpr,
+    HV: gl.constexpr, K: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, C: gl.constexpr,
+    GATE: gl.constexpr, SIGNED: gl.constexpr, ERASE: gl.constexpr,
     HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr, NORMALIZE: gl.constexpr, BETA_RANGE: gl.constexpr,
     LEVELS: gl.constexpr, BASE: gl.constexpr, BOUNDED: gl.constexpr, PLACES: gl.constexpr,
 ):  # fmt: skip
@@ -467,7 +474,22 @@ def _run(
             if ERASE:
                 b_erase = channel_tile(p_erase, begin, num, i_hv, 0.0, K, BK, C, HV, PLACES).to(gl.float32)
             b_dq, b_drow, b_dk, b_dlog, b_through = _unbounded_channels(
-                b_dq, b_drow, b_dk * b_rho, b_through, b_q, b_k, b_erase, b_log, b_last, s_squares, s_M, BK, C, LEVELS, BASE, ERASE
+                b_dq,
+                b_drow,
+                b_dk * b_rho,
+                b_through,
+                b_q,
+                b_k,
+                b_erase,
+                b_log,
+                b_last,
+                s_squares,
+                s_M,
+                BK,
+                C,
+                LEVELS,
+                BASE,
+                ERASE,
             )
             b_own = b_dlog
             b_dlog = _exact_sums(b_own, s_M.index(AFTER), BK, C)  # of what comes after each token
@@ -547,17 +569,17 @@ def _run(
 
 @gluon.jit
 def hopper_gradient_kernel(
-    t_states,  # tiles [BV, BK] of [num_chunks * HV * BV, BK]
+    t_states,  # tiles [BV, BK] of [num_chunks * HV * V, K]
     t_dstates,
-    t_do,  # tiles [C, BV] of [B * T, HV * BV]
+    t_do,  # tiles [C, BV] of [B * T, HV * V]
     t_dv,
     t_v,
     t_o,
-    t_y,  # tiles [C, BV] of [2 * ROWS, HV * BV]: y and what its rounding left
-    t_q,  # tiles [C, BK] of [B * T, H * BK], where not BOUNDED
+    t_y,  # tiles [C, BV] of [2 * ROWS, HV * V]: y and what its rounding left
+    t_q,  # tiles [C, BK] of [B * T, H * K], where not BOUNDED
     t_k,
-    t_keys,  # tiles [C, BK] of [4 * ROWS, HV * BK]: q_forward, k_forward, k_back, forward; where BOUNDED
-    t_g,  # tiles [C, BK] of [B * T, HV * BK]
+    t_keys,  # tiles [C, BK] of [4 * ROWS, HV * K]: q_forward, k_forward, k_back, forward; where BOUNDED
+    t_g,  # tiles [C, BK] of [B * T, HV * K]
     p_A,  # [ROWS, HV, C], where beta is given
     p_G,  # float32 [ROWS, HV, C], where beta is given
     p_rho,  # [ROWS, HV]
@@ -569,10 +591,10 @@ def hopper_gradient_kernel(
     p_erase,  # [B * T, HV, K], where ERASE
     p_A_log,
     p_dt_bias,
-    t_dq,  # out, tiles [C, BK] of [B * T, HV * BK]
+    t_dq,  # out, tiles [C, BK] of [B * T, HV * K]
     t_dk,
     t_dg,  # None where g is float32
-    p_dq,  # out [B * T, HV, BK], for chunks of fewer tokens
+    p_dq,  # out [B * T, HV, K], for chunks of fewer tokens
     p_dk,
     p_dg,
     p_dbeta,  # out [B * T, HV], where not ERASE
@@ -628,7 +650,8 @@ def hopper_gradient_kernel(
                     t_dq, t_dk, t_dg, p_dq, p_dk, p_dg, p_dbeta, p_derase, p_dlog_rate, p_dbias,
                     s_S, s_dS, s_values, s_channels, s_g, s_scalars, s_out, s_squares, s_M, s_sums, ready, free,
                     num_chunks, T, NC, scale,
-                    HV, K, BK, BV, C, GATE, SIGNED, ERASE, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BASE, BOUNDED, PLACES,
+                    HV, K, BK, BV, C, GATE, SIGNED, ERASE,
+                    HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BASE, BOUNDED, PLACES,
                 ),
             ),
             (

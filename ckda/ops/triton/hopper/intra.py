@@ -64,7 +64,8 @@ Q_LENGTH, K_POWER, DIAGONAL, LINES = (gl.constexpr(i) for i in range(4))
 @gluon.jit
 def _fetch(
     t_q, t_k, t_g, p_starts, p_ends, s_in, s_g, ready, free, num_chunks, T, NC,
-    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, BK: gl.constexpr, C: gl.constexpr, GATE_BYTES: gl.constexpr, PLACES: gl.constexpr,
+    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, BK: gl.constexpr, C: gl.constexpr,
+    GATE_BYTES: gl.constexpr, PLACES: gl.constexpr,
 ):  # fmt: skip
     """One warp that fetches the chunks of this program."""
     n = 0
@@ -182,7 +183,8 @@ def _border_products(
 def _run(
     p_beta, p_sign, p_erase, p_A_log, p_dt_bias, t_keys, p_A, p_G, p_rho, p_norms, p_start, p_end,
     p_starts, p_ends, s_in, s_g, s_out, s_M, s_lines, ready, free, num_chunks, ROWS, T, NC, scale,
-    HV: gl.constexpr, K: gl.constexpr, BK: gl.constexpr, C: gl.constexpr, GATE: gl.constexpr, SIGNED: gl.constexpr, ERASE: gl.constexpr,
+    HV: gl.constexpr, K: gl.constexpr, BK: gl.constexpr, C: gl.constexpr,
+    GATE: gl.constexpr, SIGNED: gl.constexpr, ERASE: gl.constexpr,
     HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr, NORMALIZE: gl.constexpr, BETA_RANGE: gl.constexpr,
     LEVELS: gl.constexpr, BASE: gl.constexpr, BOUNDED: gl.constexpr, PLACES: gl.constexpr,
 ):  # fmt: skip
@@ -220,7 +222,9 @@ def _run(
         if ERASE:
             b_erase = channel_tile(p_erase, begin, num, i_hv, 0.0, K, BK, C, HV, PLACES).to(gl.float32)
         else:
-            b_beta = gl.load(p_beta + (begin + b_row).to(gl.int64) * HV + i_hv, mask=b_row < num, other=0.0).to(gl.float32)
+            b_beta = gl.load(p_beta + (begin + b_row).to(gl.int64) * HV + i_hv, mask=b_row < num, other=0.0).to(
+                gl.float32
+            )
         b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, K, BK, C, HAS_A_LOG, HAS_DT_BIAS)
         mbarrier.wait(ready.index(slot), (n // STAGES) & 1)
 
@@ -308,9 +312,9 @@ def _run(
 
 @gluon.jit
 def hopper_intra_kernel(
-    t_q,  # tiles [C, BK] of [B * T, H * BK]
+    t_q,  # tiles [C, BK] of [B * T, H * K]
     t_k,
-    t_g,  # tiles [C, BK] of [B * T, HV * BK]
+    t_g,  # tiles [C, BK] of [B * T, HV * K]
     p_starts,  # [num_chunks] where PLACES is "packed"
     p_ends,
     p_beta,  # [B * T, HV]
@@ -318,7 +322,7 @@ def hopper_intra_kernel(
     p_erase,  # [B * T, HV, K], where ERASE: the rate of each channel, and beta = 1
     p_A_log,
     p_dt_bias,
-    t_keys,  # out, tiles [C, BK] of [4 * ROWS, HV * BK]: q_forward, k_forward, k_back and, where BOUNDED, forward
+    t_keys,  # out, tiles [C, BK] of [4 * ROWS, HV * K]: q_forward, k_forward, k_back and, where BOUNDED, forward
     p_A,  # out [ROWS, HV, C]
     p_G,  # out float32 [ROWS, HV, C]
     p_rho,  # out float32 [ROWS, HV]

@@ -66,7 +66,7 @@ def _state_tiles(x: Tensor, rows: int, columns: int) -> "TensorDescriptor":
     """Tiles [rows, columns] of states [..., V, K]; what is beyond them is zero."""
     V, K = x.shape[-2:]
     num = x.numel() // (V * K)
-    if V % rows == 0 and K == columns:
+    if V % rows == 0 and columns == K:
         return _described(x, [num * V, K], [K, 1], (rows, columns))
     return _described(x, [num, V, K], [V * K, K, 1], (1, rows, columns))
 
@@ -196,8 +196,8 @@ def reverse(
 
 
 def gradients(w: Work, o: Tensor, do: Tensor, passed: Passed) -> tuple[list[Launch], dict[str, Any]]:
-    """The end of the backward, one program a multiprocessor, or two where heads have up to 64 channels; the portable kernels for what
-    it does not hold."""
+    """The end of the backward, one program a multiprocessor, or two where heads have up to 64 channels; the portable kernels for
+    what it does not hold."""
     call, p, x, _ = w
     if p.V > MAX_WIDTH:
         return portable.gradients(w, o, do, passed)
@@ -232,4 +232,6 @@ def gradients(w: Work, o: Tensor, do: Tensor, passed: Passed) -> tuple[list[Laun
     }
     at_a_time, maxnreg = (2, GRADIENT_REGISTERS) if p.width == 64 else (1, None)
     programs = min(p.slots * p.HV, at_a_time * _multiprocessors(do.device))
-    return [Launch(hopper_gradient_kernel, (programs,), arguments, num_warps=p.width // WARP_ROWS, maxnreg=maxnreg)], out
+    return [
+        Launch(hopper_gradient_kernel, (programs,), arguments, num_warps=p.width // WARP_ROWS, maxnreg=maxnreg)
+    ], out

@@ -192,7 +192,7 @@ def _run_states(
         if OUTPUTS:
             s_qf = s_q_forward.index(slot).permute((1, 0))
             b_o = times(b_high, s_qf, BV, C)
-            if DT == gl.float16:  # whose outputs have the digits for it
+            if gl.float16 == DT:  # whose outputs have the digits for it
                 b_o = plus(b_o, rest(b_S, b_high), s_qf, BV, C)
             s_S.store(b_high)
             fence_async_shared()
@@ -203,7 +203,7 @@ def _run_states(
         if VALUES:
             b_length = gl.sqrt(s_scalars.index(slot * SCALARS + NORM2).load(by_token))
             b_v = s_v.index(slot).permute((1, 0)).load(product(BV, C)).to(gl.float32)
-        b_r = -warpgroup_mma_wait((2 if DT == gl.float16 else 1) if OUTPUTS else 0, deps=[b_r])
+        b_r = -warpgroup_mma_wait((2 if gl.float16 == DT else 1) if OUTPUTS else 0, deps=[b_r])
         if VALUES:
             b_r += b_v * b_length[None, :]
             if PLACES != "whole":  # what lies behind the sequence is another one's
@@ -259,7 +259,7 @@ def _run_states(
 @gluon.jit
 def hopper_state_kernel(
     t_v,  # tiles [C, BV] of [B * T, HV * V]
-    t_keys,  # tiles [C, BK] of [4 * ROWS, HV * BK]: q_forward, k_forward, k_back
+    t_keys,  # tiles [C, BK] of [4 * ROWS, HV * K]: q_forward, k_forward, k_back
     t_squares,  # tiles [C, C] of [4 * ROWS, HV * C]: A, the solver in three parts
     p_rho,  # [ROWS, HV]
     p_norm2,
@@ -268,12 +268,12 @@ def hopper_state_kernel(
     p_cu_seqlens,  # [N + 1], where PLACES is "packed"
     p_first,  # [N] the first chunk of each sequence, there too
     p_order,  # [N] the sequences by length, there too
-    p_initial,  # float32 [N, HV, BK, V]
+    p_initial,  # float32 [N, HV, K, V]
     t_o,  # out, tiles [C, BV] of [B * T, HV * V]
     p_o,  # the same, for chunks of fewer tokens
     t_y,  # out, tiles [C, BV] of [2 * ROWS, HV * V]: y and what its rounding left
-    t_states,  # out, tiles [BV, BK] of [chunks * HV * V, BK]
-    p_final,  # out float32 [N, HV, BK, V]
+    t_states,  # out, tiles [BV, BK] of [chunks * HV * V, K]
+    p_final,  # out float32 [N, HV, K, V]
     ROWS,  # the tokens of all chunks, were they whole
     T,
     NC,
@@ -436,11 +436,11 @@ def hopper_reverse_kernel(
     p_cu_seqlens,
     p_first,
     p_order,
-    p_dfinal,  # float32 [N, HV, BK, V]
+    p_dfinal,  # float32 [N, HV, K, V]
     t_dv,  # out, tiles [C, BV] of [B * T, HV * V]
     p_dv,  # the same, for chunks of fewer tokens
-    t_dstates,  # out, tiles [BV, BK] of [chunks * HV * V, BK]
-    p_dinitial,  # out float32 [N, HV, BK, V]
+    t_dstates,  # out, tiles [BV, BK] of [chunks * HV * V, K]
+    p_dinitial,  # out float32 [N, HV, K, V]
     ROWS,
     T,
     NC,

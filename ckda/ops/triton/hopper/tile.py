@@ -1,7 +1,7 @@
 """What the kernels for Hopper are made of: layouts, products that are begun and awaited later, room in shared memory, barriers.
 
-Heads have K channels and V values, tiles BK >= K and BV >= V of them, powers of two: what the tensor memory accelerator fetches beyond
-a head's width is zero, and what it would store there is left out. DT is the dtype of operands, bfloat16 or float16.
+Heads have K channels and V values, tiles BK >= K and BV >= V of them, powers of two: what the tensor memory accelerator fetches
+beyond a head's width is zero, and what it would store there is left out. DT is the dtype of operands, bfloat16 or float16.
 """
 
 from triton.experimental import gluon
@@ -76,7 +76,9 @@ FETCH_REGISTERS = gl.constexpr(24)  # a thread of theirs, the least there is: th
 # arrivals that a barrier waits for: the accelerator's bytes are one; where lines come too, so are the copies of 32 threads
 TILES_ARRIVE, LINES_ARRIVE = gl.constexpr(1), gl.constexpr(33)
 USED_ARRIVE = gl.constexpr(1)  # that tiles are used up is said once
-BLOCK_LOG = gl.constexpr(-28.0)  # a gate below 2^-28 counts as that within its block: four of them leave room for q in bfloat16
+BLOCK_LOG = gl.constexpr(
+    -28.0
+)  # a gate below 2^-28 counts as that within its block: four of them leave room for q in bfloat16
 LEAST_LOG = gl.constexpr(-256.0)  # the log2 of a decay that is zero in float32, and that float16 holds
 
 
@@ -170,7 +172,7 @@ def send_state(t_x, item, row, height: gl.constexpr, s_x):
 @gluon.jit
 def rounded(b_x, DT: gl.constexpr):
     """x as an operand, two numbers an instruction."""
-    if DT == gl.float16:
+    if gl.float16 == DT:
         return gl.inline_asm_elementwise(
             "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [b_x], dtype=gl.float16, is_pure=True, pack=2
         )
@@ -189,7 +191,7 @@ def rest(b_x, b_high):
 @gluon.jit
 def held_log(b_log, DT: gl.constexpr):
     """log2|alpha| as operands hold it: float16 ends at 65504. NaN stays NaN."""
-    if DT == gl.float16:
+    if gl.float16 == DT:
         return gl.where(b_log < LEAST_LOG, LEAST_LOG, b_log)
     else:
         return b_log
@@ -229,8 +231,8 @@ def lines(n: gl.constexpr, length: gl.constexpr):
 
 @gluon.jit
 def store_spans(s_M, b_from, b_to, LEVELS: gl.constexpr, BASE: gl.constexpr):
-    """The matrices [C, C] by which logs are summed: through token i, after it, within its block of 2^BASE, and to or from the borders
-    of halves of 2^n tokens.
+    """The matrices [C, C] by which logs are summed: through token i, after it, within its block of 2^BASE, and to or from the
+    borders of halves of 2^n tokens.
 
     See `chunk_decay` and `border_decay` in ckda/ops/triton/tile.py.
     """
@@ -261,7 +263,7 @@ def span_sums(b_high, b_low, s_M, rows: gl.constexpr, columns: gl.constexpr):
 
 @gluon.jit
 def block_decays(b_log, s_M, BK: gl.constexpr, C: gl.constexpr):
-    """|gamma_i / gamma_m| and its inverse [BK, C], m the middle of i's block: the decay of a pair in one block is the product of two.
+    """|gamma_i / gamma_m| and its inverse [BK, C], m the middle of i's block: a pair's decay in one block is a product of two.
 
     As `bounded_decays` in ckda/ops/triton/tile.py: gamma_m is rounded to a power of two, so that later tokens change no digit. In
     blocks of 8 tokens bfloat16 has the range for gates of at least 2^-28, and weaker ones count as that: what they let through is

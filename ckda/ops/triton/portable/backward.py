@@ -191,7 +191,7 @@ def _unbounded_gradients(
     SPLIT: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """dq, dk of keys as rows and as columns, the gradient of cumulative log|alpha|, and that of the keys that reach the chunk's end.
+    """dq, dk of keys as rows and as columns, the gradient of cumulative log|alpha|, and of the keys that reach the chunk's end.
 
     At one border tokens on the right are rows and those on the left columns, and with N_ij = D_ij rho_j the keys' part of both is
     one product with N + N^T. A pair counts once as a row and once as a column of the gates' gradient: both are made of the

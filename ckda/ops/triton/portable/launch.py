@@ -7,7 +7,13 @@ from torch import Tensor
 
 from ckda.ops.triton.launch import Launch, contiguous, gate_arguments, power_of_two
 from ckda.ops.triton.plan import KEYS, SQUARES, Passed, Plan, Work, gradient_outputs
-from ckda.ops.triton.portable.backward import contract_kernel, gradient_kernel, group_kernel, pair_kernel, reverse_kernel
+from ckda.ops.triton.portable.backward import (
+    contract_kernel,
+    gradient_kernel,
+    group_kernel,
+    pair_kernel,
+    reverse_kernel,
+)
 from ckda.ops.triton.portable.forward import carry_kernel, intra_kernel, places_kernel, solver_kernel, state_kernel
 
 __all__ = ["carry", "empty_duy", "gradients", "group_sums", "intra", "places", "reverse", "solver", "states"]
