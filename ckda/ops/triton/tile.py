@@ -27,7 +27,6 @@ __all__ = [
     "finite_gate",
     "gate_gradient",
     "in_registers",
-    "inverse_norm",
     "learning_rate",
     "log_gate",
     "operand",
@@ -65,13 +64,6 @@ def chunk_place(i_chunk, p_starts, p_ends, T, NC, C: tl.constexpr, PACKED: tl.co
 def at_token(b_x, token, C: tl.constexpr):
     """[D, C] -> [D], one token of a tile."""
     return tl.sum(tl.where(tl.arange(0, C)[None, :] == token, b_x, 0.0), 1)
-
-
-@triton.jit
-def inverse_norm(b_x):
-    """[D, C] -> [C]: 1 / |x|, zero for a zero vector; nothing is added under the root."""
-    b_square = tl.sum(b_x * b_x, 0)
-    return tl.where(b_square > 0, 1.0 / tl.sqrt_rn(tl.where(b_square > 0, b_square, 1.0)), 0.0)
 
 
 @triton.jit

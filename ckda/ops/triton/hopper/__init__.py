@@ -7,11 +7,14 @@ import torch
 from ckda.ops.call import Call
 from ckda.ops.triton.plan import CHUNK
 
-__all__ = ["BV", "MAX_WIDTH", "WARP_ROWS", "refuses", "tried", "unfit"]
+__all__ = ["BV", "FLOAT16_UNIT", "MAX_WIDTH", "WARP_ROWS", "refuses", "tried", "unfit"]
 
 BV = 64  # the value columns of one program
 MIN_WIDTH, MAX_WIDTH = 32, 128  # of heads, whose tiles have 64 or 128 channels
 STEP = 8  # heads lie at whole multiples of 16 bytes
+FLOAT16_UNIT = (
+    64.0  # what the solver is multiplied by in float16: so its last part is no smaller than the smallest number
+)
 WARP_ROWS = 16  # the rows of a product that one warp holds
 
 

@@ -31,7 +31,6 @@ from ckda.ops.triton.hopper.tile import (
     TILES_ARRIVE,
     USED_ARRIVE,
     across_border,
-    block_decays,
     by_pairs,
     by_rows,
     channel_tile,
@@ -205,50 +204,15 @@ def _bounded_channels(
 
 
 @gluon.jit
-def _block_channels(
-    b_dq, b_drow, b_dk, b_dlog, b_q, b_k, b_erase, b_log, s_squares, s_M,
-    BK: gl.constexpr, C: gl.constexpr, ERASE: gl.constexpr,
-):  # fmt: skip
-    """What the pairs within blocks add to the gradients of `_unbounded_channels`, by way of each block's middle."""
-    s_N, s_N_low, s_dA, s_dA_low = (
-        s_squares.index(N),
-        s_squares.index(N_LOW),
-        s_squares.index(DA),
-        s_squares.index(DA_LOW),
-    )
-    b_forward, b_back = block_decays(b_log, s_M, BK, C)
-    b_key = rounded(b_k.to(gl.float32) * b_back, s_M.dtype)
-    b_query = rounded(b_q.to(gl.float32) * b_forward, s_M.dtype)
-    b_row = times(b_key, s_dA.permute((1, 0)), BK, C)
-    b_row = plus(b_row, b_key, s_dA_low.permute((1, 0)), BK, C)
-    b_column = plus(times(b_query, s_dA, BK, C), b_query, s_dA_low, BK, C)
-    b_row, b_column = warpgroup_mma_wait(0, deps=[b_row, b_column])
-    b_dlog += b_query.to(gl.float32) * b_row - b_key.to(gl.float32) * b_column
-    b_dq += b_forward * b_row
-    b_dk += b_back * b_column
-    b_keys = rounded(b_k.to(gl.float32) * b_erase * b_forward, s_M.dtype)  # as rows
-    b_row = times(b_key, s_N.permute((1, 0)), BK, C)
-    b_row = plus(b_row, b_key, s_N_low.permute((1, 0)), BK, C)
-    b_column = plus(times(b_keys, s_N, BK, C), b_keys, s_N_low, BK, C)
-    b_row, b_column = warpgroup_mma_wait(0, deps=[b_row, b_column])
-    b_dlog += b_key.to(gl.float32) * b_column - b_keys.to(gl.float32) * b_row
-    b_dk -= b_back * b_column
-    if ERASE:
-        b_drow -= b_forward * b_row
-    else:
-        b_dk -= b_forward * b_row
-    return b_dq, b_drow, b_dk, b_dlog
-
-
-@gluon.jit
 def _unbounded_channels(
     b_dq, b_drow, b_dk, b_through, b_q, b_k, b_erase, b_log, b_last, s_squares, s_M,
-    BK: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, BASE: gl.constexpr, ERASE: gl.constexpr,
+    levels,
+    BK: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, ERASE: gl.constexpr,
 ):  # fmt: skip
     """The same from q and k as used (rounded, signs included) and the logs, border by border: `_unbounded_gradients`.
 
-    Right of a border tokens are queries and rows of G, left of it they are keys: one tile of both serves dq and dk, by one product
-    with dA + dA^T. Without ERASE keys as rows and as columns are one: all of dk is in b_dk, to spare registers.
+    Without ERASE keys as rows and as columns are one: all of dk is in b_dk, to spare registers. `levels` is LEVELS, which the
+    compiler shall not know: it would unroll the loop, and what does not fit the registers then goes by way of the second cache.
     """
     b_token = gl.arange(0, C, gl.SliceLayout(0, product(BK, C)))[None, :]
     b_high = rounded(b_log, s_M.dtype)
@@ -265,47 +229,38 @@ def _unbounded_channels(
     b_through += gl.sum(b_k.to(gl.float32) * b_dk, 1)
     if not ERASE:
         b_dk += b_drow
-    if BASE > 0:
-        b_dq, b_drow, b_dk, b_dlog = _block_channels(
-            b_dq, b_drow, b_dk, b_dlog, b_q, b_k, b_erase, b_log, s_squares, s_M, BK, C, ERASE
-        )
-        b_high = rounded(b_log, s_M.dtype)
-        b_low = rest(b_log, b_high)
-    BLOCKS: gl.constexpr = 1 if BASE > 0 else 0
     b_sums = span_sums(b_high, b_low, s_M.index(BORDERS), BK, C)
-    for shift in range(BASE, LEVELS):
+    for shift in range(levels):
         b_decay = gl.exp2(warpgroup_mma_wait(0, deps=[b_sums]))
+        b_query = rounded(b_q.to(gl.float32) * b_decay, s_M.dtype)
         m_right = (b_token >> shift) % 2 == 1
         b_key = rounded(b_k.to(gl.float32) * gl.where(m_right, b_erase, 1.0) * b_decay, s_M.dtype)
-        b_mixed = rounded(gl.where(m_right, b_q, b_k).to(gl.float32) * b_decay, s_M.dtype)
-        at = (shift - BASE + BLOCKS) * NUM_SQUARES
+        at = shift * NUM_SQUARES
         s_N, s_N_low = s_squares.index(at + N), s_squares.index(at + N_LOW)
         s_dA, s_dA_low = s_squares.index(at + DA), s_squares.index(at + DA_LOW)
         b_keys = plus(times(b_key, s_N, BK, C), b_key, s_N_low, BK, C)
-        b_pairs = plus(times(b_mixed, s_dA, BK, C), b_mixed, s_dA_low, BK, C)
-        b_sums = span_sums(b_high, b_low, s_M.index(BORDERS + gl.minimum(shift + 1, LEVELS - 1) - BASE), BK, C)
-        b_keys, b_pairs = warpgroup_mma_wait(2, deps=[b_keys, b_pairs])
-        b_own = b_mixed.to(gl.float32) * b_pairs - b_key.to(gl.float32) * b_keys
-        b_dlog += gl.where(m_right, b_own, -b_own)
-        b_pairs *= b_decay
-        b_keys *= b_decay
-        b_dq += gl.where(m_right, b_pairs, 0.0)
-        b_pairs = gl.where(m_right, 0.0, b_pairs)
+        b_row = times(b_key, s_dA.permute((1, 0)), BK, C)
+        b_row = plus(b_row, b_key, s_dA_low.permute((1, 0)), BK, C)
+        b_column = plus(times(b_query, s_dA, BK, C), b_query, s_dA_low, BK, C)
+        b_sums = span_sums(b_high, b_low, s_M.index(BORDERS + gl.minimum(shift + 1, LEVELS - 1)), BK, C)
+        b_keys, b_row, b_column = warpgroup_mma_wait(2, deps=[b_keys, b_row, b_column])
+        b_side = gl.where(m_right, b_keys, -b_keys)
+        b_dlog += b_query.to(gl.float32) * b_row - b_key.to(gl.float32) * (b_side + b_column)
+        b_dq += b_decay * b_row
         if ERASE:
-            b_drow -= gl.where(m_right, b_keys, 0.0)
-            b_dk += gl.where(m_right, 0.0, b_pairs - b_keys)
+            b_drow -= b_decay * gl.where(m_right, b_keys, 0.0)
+            b_dk += b_decay * gl.where(m_right, 0.0, b_column - b_keys)
         else:
-            b_dk += b_pairs - b_keys
+            b_dk += b_decay * (b_column - b_keys)
     b_sums = warpgroup_mma_wait(0, deps=[b_sums])
     return b_dq, b_drow, b_dk, b_dlog, b_through
 
 
 @gluon.jit
 def _store_squares(
-    b_D, b_dA, b_rho, s_squares, Q: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, BASE: gl.constexpr, BOUNDED: gl.constexpr
+    b_D, b_dA, b_rho, s_squares, Q: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, BOUNDED: gl.constexpr
 ):  # fmt: skip
-    """D and dA as operands in two parts; where not BOUNDED N = D rho and dA of each block's pairs, and of each border's pairs
-    N + N^T and dA + dA^T."""
+    """D and dA as operands in two parts; where not BOUNDED N + N^T, N = D rho, and dA, of each border's pairs."""
     b_row = gl.arange(0, C, gl.SliceLayout(1, Q))[:, None]
     b_column = gl.arange(0, C, gl.SliceLayout(0, Q))[None, :]
     if BOUNDED:
@@ -313,18 +268,13 @@ def _store_squares(
         _store_halves(b_dA, s_squares.index(DA), s_squares.index(DA_LOW))
     else:
         b_N = b_D * b_rho
-        BLOCKS: gl.constexpr = 1 if BASE > 0 else 0
-        if BASE > 0:
-            m_block = (b_row >> BASE) == (b_column >> BASE)
-            _store_halves(gl.where(m_block, b_N, 0.0), s_squares.index(N), s_squares.index(N_LOW))
-            _store_halves(gl.where(m_block, b_dA, 0.0), s_squares.index(DA), s_squares.index(DA_LOW))
         b_N += gl.convert_layout(gl.permute(b_N, (1, 0)), Q)
-        b_dA += gl.convert_layout(gl.permute(b_dA, (1, 0)), Q)
-        for shift in gl.static_range(BASE, LEVELS):
-            m_both = across_border(b_row, b_column, shift) | across_border(b_column, b_row, shift)
-            at = (shift - BASE + BLOCKS) * NUM_SQUARES
+        for shift in gl.static_range(LEVELS):
+            m_pairs = across_border(b_row, b_column, shift)
+            m_both = m_pairs | across_border(b_column, b_row, shift)
+            at = shift * NUM_SQUARES
             _store_halves(gl.where(m_both, b_N, 0.0), s_squares.index(at + N), s_squares.index(at + N_LOW))
-            _store_halves(gl.where(m_both, b_dA, 0.0), s_squares.index(at + DA), s_squares.index(at + DA_LOW))
+            _store_halves(gl.where(m_pairs, b_dA, 0.0), s_squares.index(at + DA), s_squares.index(at + DA_LOW))
 
 
 @gluon.jit
@@ -344,7 +294,7 @@ def _run(
     HV: gl.constexpr, K: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, C: gl.constexpr,
     GATE: gl.constexpr, SIGNED: gl.constexpr, ERASE: gl.constexpr,
     HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr, NORMALIZE: gl.constexpr, BETA_RANGE: gl.constexpr,
-    LEVELS: gl.constexpr, BASE: gl.constexpr, BOUNDED: gl.constexpr, PLACES: gl.constexpr,
+    LEVELS: gl.constexpr, BOUNDED: gl.constexpr, PLACES: gl.constexpr,
 ):  # fmt: skip
     """The warps that compute."""
     DT: gl.constexpr = s_out.dtype
@@ -360,7 +310,7 @@ def _run(
     if BOUNDED:
         s_M.index(ONWARD).store(gl.where(b_from >= b_to, 1.0, 0.0).to(DT))
     else:
-        store_spans(s_M, b_from, b_to, LEVELS, BASE)
+        store_spans(s_M, b_from, b_to, LEVELS, 0)
     b_channel = gl.arange(0, BK, by_channel)
     b_token = gl.arange(0, C, by_token)[None, :]
     phase = 0
@@ -382,7 +332,7 @@ def _run(
         b_drow = times(b_S, s_values.index(DV).permute((1, 0)), BK, C)
         b_dS = s_dS.permute((1, 0)).load(L)
         b_dk = times(b_dS, s_values.index(Y).permute((1, 0)), BK, C)
-        if not BOUNDED:  # the gates' gradient is given as it is, and float16 has the digits for it
+        if gl.float16 == DT or GATE == "none":  # whose gradients have the digits for it
             b_dk = plus(b_dk, b_dS, s_values.index(Y_LOW).permute((1, 0)), BK, C)
         b_through = gl.convert_layout(gl.sum(b_S.to(gl.float32) * b_dS.to(gl.float32), 1), by_channel)
 
@@ -408,7 +358,7 @@ def _run(
             o_A = ((chunk * C + b_from).to(gl.int64) * HV + i_hv) * C + b_to
             b_du_y = gl.load(p_A + o_A).to(gl.float32) * b_dA - gl.load(p_G + o_A) * b_D
             s_sums.index(DU_Y).store(gl.sum(b_du_y, 0))
-        _store_squares(b_D, gl.where(m_lower, b_dA * b_rho, 0.0), b_rho, s_squares, Q, C, LEVELS, BASE, BOUNDED)
+        _store_squares(b_D, gl.where(m_lower, b_dA * b_rho, 0.0), b_rho, s_squares, Q, C, LEVELS, BOUNDED)
 
         # of tokens with themselves
         b_do = s_values.index(DO).load(R).to(gl.float32)
@@ -467,6 +417,7 @@ def _run(
                 b_sign = gl.where(b_count.to(gl.int32) % 2 == 1, -1.0, 1.0)
                 b_q, b_k = b_q * b_sign, b_k * b_sign
                 b_last = gl.sum(gl.where(b_token == C - 1, b_sign, 0.0), 1)
+                b_sign = rounded(b_sign, DT)  # two a register until they are used again
             b_q, b_k = rounded(b_q, DT), rounded(b_k, DT)  # as they were used
             if BETA_RANGE == 0 and not ERASE:
                 b_reach = gl.sum(b_k.to(gl.float32) * _to_end(b_log, s_M, BK, C) * b_last[:, None] * b_dk, 0)
@@ -485,10 +436,10 @@ def _run(
                 b_last,
                 s_squares,
                 s_M,
+                gl.minimum(LEVELS, num_chunks + LEVELS),
                 BK,
                 C,
                 LEVELS,
-                BASE,
                 ERASE,
             )
             b_own = b_dlog
@@ -497,9 +448,10 @@ def _run(
         if ERASE:
             if BOUNDED:
                 b_erase = channel_tile(p_erase, begin, num, i_hv, 0.0, K, BK, C, HV, PLACES).to(gl.float32)
-            o_erase = ((begin + b_token).to(gl.int64) * HV + i_hv) * K + b_channel[:, None]
+            o_erase = (gl.cast(begin, gl.int64) * HV + i_hv) * K
+            p_tile = p_derase + o_erase + (b_token * (HV * K) + b_channel[:, None])
             m_erase = (b_token < num) & (b_channel[:, None] < K)
-            gl.store(p_derase + o_erase, (b_k * b_drow).to(p_derase.dtype.element_ty), mask=m_erase)
+            gl.store(p_tile, (b_k * b_drow).to(p_derase.dtype.element_ty), mask=m_erase)
             b_dk += b_erase * b_drow
         elif BOUNDED:
             b_dk += b_drow
@@ -517,7 +469,7 @@ def _run(
         else:
             b_dq *= scale
         if SIGNED != "no" and not BOUNDED:
-            b_dq, b_dk = b_dq * b_sign, b_dk * b_sign
+            b_dq, b_dk = b_dq * b_sign.to(gl.float32), b_dk * b_sign.to(gl.float32)
         s_out.index(DQ).permute((1, 0)).store(rounded(b_dq, DT))
         s_out.index(DK).permute((1, 0)).store(rounded(b_dk, DT))
 
@@ -621,7 +573,6 @@ def hopper_gradient_kernel(
     NORMALIZE: gl.constexpr,
     BETA_RANGE: gl.constexpr,
     LEVELS: gl.constexpr,  # log2 of C
-    BASE: gl.constexpr,  # that of a block, where not BOUNDED; 0: borders alone
     BOUNDED: gl.constexpr,
     PLACES: gl.constexpr,  # "whole", "ragged" (T is no multiple of C) or "packed"
 ):
@@ -638,9 +589,8 @@ def hopper_gradient_kernel(
     s_S, s_dS = room_for_one(BV, BK, DT), room_for_one(BV, BK, DT)
     s_values, s_channels = room(NUM_VALUES, C, BV, DT), room(NUM_DECAYED if BOUNDED else NUM_RAW, C, BK, DT)
     s_g, s_out = room_for_one(C, BK, t_g.dtype), room(OUTPUTS - 1 if t_dg is None else OUTPUTS, C, BK, DT)
-    ROUNDS: gl.constexpr = 1 if BOUNDED else LEVELS - BASE + (1 if BASE > 0 else 0)
-    s_squares = room(NUM_SQUARES * ROUNDS, C, C, DT)
-    s_M = room(1 if BOUNDED else BORDERS + LEVELS - BASE, C, C, DT)
+    s_squares = room(NUM_SQUARES if BOUNDED else NUM_SQUARES * LEVELS, C, C, DT)
+    s_M = room(1 if BOUNDED else BORDERS + LEVELS, C, C, DT)
     gl.warp_specialize(
         [
             (
@@ -651,7 +601,7 @@ def hopper_gradient_kernel(
                     s_S, s_dS, s_values, s_channels, s_g, s_scalars, s_out, s_squares, s_M, s_sums, ready, free,
                     num_chunks, T, NC, scale,
                     HV, K, BK, BV, C, GATE, SIGNED, ERASE,
-                    HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BASE, BOUNDED, PLACES,
+                    HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BOUNDED, PLACES,
                 ),
             ),
             (

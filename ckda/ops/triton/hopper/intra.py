@@ -85,7 +85,7 @@ def _fetch(
 
 @gluon.jit
 def _used_norms(b_q, b_k, NORMALIZE: gl.constexpr):
-    """1 / |q|, the power of two in the key and |k|^2 of the key as used: `used_queries` and `used_keys`."""
+    """1 / |q|, the power of two in the key and |k|^2 of the key as used: `_used_norms` of portable/forward.py."""
     b_inverse = gl.full([b_q.shape[0]], 1.0, gl.float32, gl.SliceLayout(1, b_q.type.layout))
     b_power, b_norm2 = b_inverse, b_inverse
     if NORMALIZE:
@@ -150,7 +150,9 @@ def _border_products(
     b_A = gl.where(b_row == b_column, b_diagonal[:, None], 0.0)
     b_G = gl.zeros([C, C], gl.float32, Q)
     if BASE > 0:
-        b_forward, b_back = block_decays(b_log, s_M, BK, C)
+        b_forward, b_back = block_decays(
+            b_log, s_M.index(BORDERS + LEVELS - BASE), s_M.index(BORDERS + LEVELS - BASE + 1), BK, C
+        )
         s_query, s_row, s_key = s_out.index(Q_FORWARD), s_out.index(K_FORWARD), s_out.index(K_BACK)
         s_query.permute((1, 0)).store(rounded(b_q.to(gl.float32) * b_forward, s_out.dtype))
         s_row.permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_erase * b_forward, s_out.dtype))
@@ -356,7 +358,7 @@ def hopper_intra_kernel(
     DT: gl.constexpr = t_keys.dtype
     s_in, s_g, s_out = room(STAGES * PAIR, C, BK, DT), room(STAGES, C, BK, t_g.dtype), room(NUM_KEYS, C, BK, DT)
     GATE_BYTES: gl.constexpr = t_g.dtype.primitive_bitwidth // 8
-    s_M = room(1 if BOUNDED else BORDERS + LEVELS - BASE, C, C, DT)
+    s_M = room(1 if BOUNDED else BORDERS + LEVELS + (2 - BASE if BASE > 0 else 0), C, C, DT)
     s_lines = lines(LINES, C)
     gl.warp_specialize(
         [

@@ -25,7 +25,9 @@ __all__ = ["gradients", "intra", "reverse", "states"]
 # a thread, so that two programs fit on a multiprocessor; of the gradient's where heads have up to 64 channels
 INTRA_REGISTERS, SUMMARY_REGISTERS, GRADIENT_REGISTERS = 80, 128, 128
 PASS_WARPS = BV // WARP_ROWS
-BASE = 3  # log2 of the blocks within which unbounded gates are taken from the middle, in bfloat16
+BASE = (
+    3  # log2 of the blocks within which unbounded gates are taken from the middle, in the forward pass and in bfloat16
+)
 _GATE = ("beta", "sign", "A_log", "dt_bias")
 _GATE_FLAGS = ("scale", "H", "HV", "K", "GATE", "HAS_A_LOG", "HAS_DT_BIAS", "NORMALIZE", "BETA_RANGE")
 
@@ -77,8 +79,7 @@ def _gate_arguments(w: Work) -> dict[str, Any]:
     given = gate_arguments(call, ("q", "k", "g"))
     signed = "given" if call.sign is not None else "gate" if call.gate == "signed" else "no"
     kept = {f"p_{name}": given[f"p_{name}"] for name in _GATE} | {name: given[name] for name in _GATE_FLAGS}
-    base = 0 if p.bounded or p.dot == "fp16" else BASE
-    bounded = {"LEVELS": p.C.bit_length() - 1, "BASE": base, "BOUNDED": p.bounded}
+    bounded = {"LEVELS": p.C.bit_length() - 1, "BOUNDED": p.bounded}
     erase = {"p_erase": contiguous(call.erase), "ERASE": call.erase is not None}
     return kept | bounded | erase | {"SIGNED": signed, "BK": p.width, "C": p.C}
 
@@ -110,6 +111,7 @@ def intra(w: Work, G: Tensor) -> Launch:
         "p_norms": x.norms,
         "p_start": x.start,
         "p_end": x.end,
+        "BASE": 0 if p.bounded or p.dot == "fp16" else BASE,
     }
     programs = min(p.slots * p.HV, (3 if p.width == 64 else 2) * _multiprocessors(call.v.device))
     return Launch(hopper_intra_kernel, (programs,), arguments, num_warps=p.width // WARP_ROWS, maxnreg=INTRA_REGISTERS)

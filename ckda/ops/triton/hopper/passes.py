@@ -21,6 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ckda.ops.triton.hopper import BV as VALUE_COLUMNS
+from ckda.ops.triton.hopper import FLOAT16_UNIT
 from ckda.ops.triton.hopper.tile import (
     DT_BYTES,
     FETCH_REGISTERS,
@@ -53,6 +54,7 @@ from ckda.ops.triton.hopper.tile import (
 __all__ = ["hopper_reverse_kernel", "hopper_state_kernel"]
 
 BV = gl.constexpr(VALUE_COLUMNS)
+SOLVER_UNIT = gl.constexpr(FLOAT16_UNIT)
 # lines of a chunk that are fetched beside its tiles: of its tokens, of its channels
 RHO, NORM2, SCALARS = (gl.constexpr(i) for i in range(3))
 DECAY, NEXT, DECAYS = (gl.constexpr(i) for i in range(3))
@@ -212,6 +214,8 @@ def _run_states(
         s_low, s_rest = s_solver_low.index(slot).permute((1, 0)), s_solver_rest.index(slot).permute((1, 0))
         b_y = _times_solver(b_r, s_high, s_low, s_rest, C)
         b_y = warpgroup_mma_wait(0, deps=[b_y])
+        if gl.float16 == DT:
+            b_y *= 1.0 / SOLVER_UNIT
         b_u = b_y * b_rho[None, :]
         b_high = rounded(b_u, DT)
         b_low = rest(b_u, b_high)
@@ -396,6 +400,8 @@ def _run_gradients(
             b_dS *= s_decays.index(slot * DECAYS + DECAY).load(by_channel)[None, :]
         b_dS += b_added
         b_dr = warpgroup_mma_wait(0, deps=[b_dr])
+        if gl.float16 == DT:
+            b_dr *= 1.0 / SOLVER_UNIT
         s_kf = s_k_forward.index(slot)
         b_high = rounded(b_dr, DT)
         b_taken = plus(times(b_high, s_kf, BV, BK), rest(b_dr, b_high), s_kf, BV, BK)

@@ -68,9 +68,9 @@ DT_BYTES = gl.constexpr(2)
 # parts of t_keys and t_squares, each of ROWS rows: KEYS and SQUARES of ckda/ops/triton/plan.py
 Q_FORWARD, K_FORWARD, K_BACK, FORWARD, NUM_KEYS = (gl.constexpr(i) for i in range(5))
 A, SOLVER, SOLVER_LOW, SOLVER_REST = (gl.constexpr(i) for i in range(4))
-# the matrices of `store_spans`: logs through a token, after it, and in its block through it and through the middle; from here on a
-# matrix for the borders of each level
-THROUGH, AFTER, BLOCK, MIDDLE, BORDERS = (gl.constexpr(i) for i in range(5))
+# the matrices of `store_spans`: logs through a token, after it, and from here on a matrix for the borders of each level; then,
+# where there are blocks, those of a token's block through it and through the block's middle
+THROUGH, AFTER, BORDERS = (gl.constexpr(i) for i in range(3))
 FETCH_WARPS = gl.constexpr(1)  # that fetch the tiles ahead, beside those that compute
 FETCH_REGISTERS = gl.constexpr(24)  # a thread of theirs, the least there is: the others get the rest
 # arrivals that a barrier waits for: the accelerator's bytes are one; where lines come too, so are the copies of 32 threads
@@ -241,8 +241,10 @@ def store_spans(s_M, b_from, b_to, LEVELS: gl.constexpr, BASE: gl.constexpr):
     s_M.index(AFTER).store(gl.where(b_from > b_to, 1.0, 0.0).to(DT))
     if BASE > 0:
         m_block = (b_from >> BASE) == (b_to >> BASE)
-        s_M.index(BLOCK).store(gl.where(m_block & (b_from <= b_to), 1.0, 0.0).to(DT))
-        s_M.index(MIDDLE).store(gl.where(m_block & (b_from % (1 << BASE) < (1 << BASE) // 2), 1.0, 0.0).to(DT))
+        s_M.index(BORDERS + LEVELS - BASE).store(gl.where(m_block & (b_from <= b_to), 1.0, 0.0).to(DT))
+        s_M.index(BORDERS + LEVELS - BASE + 1).store(
+            gl.where(m_block & (b_from % (1 << BASE) < (1 << BASE) // 2), 1.0, 0.0).to(DT)
+        )
     for shift in gl.static_range(BASE, LEVELS):
         m_right = (b_to >> shift) % 2 == 1
         m_between = ((b_from >> shift) == (b_to >> shift)) & (m_right == (b_from <= b_to))
@@ -262,7 +264,7 @@ def span_sums(b_high, b_low, s_M, rows: gl.constexpr, columns: gl.constexpr):
 
 
 @gluon.jit
-def block_decays(b_log, s_M, BK: gl.constexpr, C: gl.constexpr):
+def block_decays(b_log, s_block, s_middle, BK: gl.constexpr, C: gl.constexpr):
     """|gamma_i / gamma_m| and its inverse [BK, C], m the middle of i's block: a pair's decay in one block is a product of two.
 
     As `bounded_decays` in ckda/ops/triton/tile.py: gamma_m is rounded to a power of two, so that later tokens change no digit. In
@@ -270,10 +272,10 @@ def block_decays(b_log, s_M, BK: gl.constexpr, C: gl.constexpr):
     less than float32's rounding of what they take away.
     """
     b_kept = gl.where(b_log < BLOCK_LOG, BLOCK_LOG, b_log)
-    b_high = rounded(b_kept, s_M.dtype)
+    b_high = rounded(b_kept, s_block.dtype)
     b_low = rest(b_kept, b_high)
-    b_cum = span_sums(b_high, b_low, s_M.index(BLOCK), BK, C)
-    b_middle = span_sums(b_high, b_low, s_M.index(MIDDLE), BK, C)
+    b_cum = span_sums(b_high, b_low, s_block, BK, C)
+    b_middle = span_sums(b_high, b_low, s_middle, BK, C)
     b_cum, b_middle = warpgroup_mma_wait(0, deps=[b_cum, b_middle])
     b_round, b_middle = b_cum + ROUND, b_middle + ROUND
     b_broken = b_cum - (b_round - ROUND)
@@ -305,7 +307,8 @@ def channel_tile(
     """[BK, C] of [B * T, HV, K]: a chunk's tokens, without the accelerator; `other` where there is nothing."""
     b_token = gl.arange(0, C, gl.SliceLayout(0, product(BK, C)))[None, :]
     b_channel = gl.arange(0, BK, gl.SliceLayout(1, product(BK, C)))[:, None]
-    o_x = ((begin + b_token).to(gl.int64) * HV + i_hv) * K + b_channel
+    p_x += (gl.cast(begin, gl.int64) * HV + i_hv) * K  # offsets in a tile stay in 32 bits
+    o_x = b_token * (HV * K) + b_channel
     if PLACES == "whole" and K == BK:
         return gl.load(p_x + o_x)
     else:

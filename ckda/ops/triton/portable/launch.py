@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ckda.ops.triton.hopper import FLOAT16_UNIT
 from ckda.ops.triton.launch import Launch, contiguous, gate_arguments, power_of_two
 from ckda.ops.triton.plan import KEYS, SQUARES, Passed, Plan, Work, gradient_outputs
 from ckda.ops.triton.portable.backward import (
@@ -20,16 +21,17 @@ __all__ = ["carry", "empty_duy", "gradients", "group_sums", "intra", "places", "
 
 # a thread, so that more programs run at a time: worth a few spills
 INTRA_REGISTERS, CONTRACT_REGISTERS = 168, 128
+WIDE_CHANNELS = 32  # of float32 at a time, where more would spill
 
 
 def _value_block(p: Plan, width: int) -> int:
     """BV of the forward state pass: the columns of the state that one program carries."""
-    return min(64 if p.K <= 128 and p.split else 32, power_of_two(width))
+    return min((64 if p.K <= 128 else 32) if p.split else 16, power_of_two(width))
 
 
 def _reverse_block(p: Plan) -> int:
     """BV of the reverse pass, which holds more at a time."""
-    return min(32, power_of_two(p.V))
+    return min(32 if p.split else 16, power_of_two(p.V))
 
 
 def _place_arguments(w: Work) -> dict[str, Any]:
@@ -101,8 +103,10 @@ def intra(w: Work, G: Tensor) -> Launch:
     p = w.p
     outputs = w.x.arguments(*KEYS, "A", "rho", "norms", "start", "end")
     arguments = _gate_arguments(w) | outputs | {"p_G": G}
+    if not p.split:
+        arguments["BK"] = min(WIDE_CHANNELS, power_of_two(p.K))
     maxnreg = INTRA_REGISTERS if p.bounded and p.split and p.K <= 128 else None
-    return Launch(intra_kernel, (p.slots, p.HV), arguments, num_warps=4 if p.split else 8, maxnreg=maxnreg)
+    return Launch(intra_kernel, (p.slots, p.HV), arguments, num_warps=4, maxnreg=maxnreg)
 
 
 def solver(w: Work, G: Tensor) -> Launch:
@@ -112,6 +116,8 @@ def solver(w: Work, G: Tensor) -> Launch:
     if p.padded:
         arguments |= {"p_starts": None, "p_ends": None, "T": p.rows, "NC": p.slots, "PACKED": False}
     arguments |= {"p_G": G, "LEVELS": p.C.bit_length() - 2, "SPLIT": p.split}
+    float16 = w.call.backend == "triton-hopper" and p.dot == "fp16"
+    arguments["UNIT"] = FLOAT16_UNIT if float16 else 1.0
     return Launch(solver_kernel, (p.slots, p.HV), arguments, num_warps=1)
 
 
