@@ -814,6 +814,7 @@ def test_float16_by_the_double_rule(settings: dict) -> None:
         ("signed", "random", None, 64, torch.bfloat16),
         ("signed", "equal", None, 64, torch.bfloat16),
         (None, "random", None, 64, torch.bfloat16),
+        (None, "equal", 2, 64, torch.bfloat16),
         ("signed", "random", 2, 64, torch.bfloat16),
         ("signed", "equal", 2, 64, torch.bfloat16),
         ("signed", "equal", 2, 128, torch.bfloat16),

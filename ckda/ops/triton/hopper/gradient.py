@@ -35,6 +35,7 @@ from ckda.ops.triton.hopper.tile import (
     by_rows,
     channel_tile,
     chunk_place,
+    clear_behind,
     fetch_layout,
     fetch_state,
     fetch_tile,
@@ -325,6 +326,7 @@ def _run(
             b_beta = gl.load(p_beta + o_line, mask=b_row < num, other=0.0).to(gl.float32)
         b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, K, BK, C, HAS_A_LOG, HAS_DT_BIAS)
         mbarrier.wait(ready.index(VALUES), phase)
+        clear_behind(s_values, DO, O + 1, num, R, PLACES)  # do, dv, v and o
 
         # what the values contract
         b_S = s_S.permute((1, 0)).load(L)
@@ -348,11 +350,6 @@ def _run(
         b_rho = s_scalars.index(phase * SCALARS + RHO).load(gl.SliceLayout(0, Q))[None, :]
         b_length = gl.sqrt(s_scalars.index(phase * SCALARS + NORM2).load(gl.SliceLayout(1, Q)))
         m_lower = b_from > b_to
-        if (
-            PLACES != "whole"
-        ):  # what lies behind a sequence is another one's: nothing of it may be seen, not even that it is NaN
-            m_lower = m_lower & (b_from < num)
-            b_dA = gl.where(b_from < num, b_dA, 0.0)
         b_D = gl.where(m_lower, b_D / b_length[:, None], 0.0)
         if BETA_RANGE == 0 and not ERASE:  # du . y but for the state's part, less what G has of it
             o_A = ((chunk * C + b_from).to(gl.int64) * HV + i_hv) * C + b_to
@@ -383,8 +380,6 @@ def _run(
         mbarrier.arrive(free.index(VALUES), count=USED_ARRIVE)
         b_rho = s_scalars.index(phase * SCALARS + RHO).load(by_token)[None, :]
         b_drow *= (-1.0 / gl.sqrt(s_scalars.index(phase * SCALARS + NORM2).load(by_token)))[None, :]
-        if PLACES != "whole":
-            b_dq, b_drow = gl.where(b_token < num, b_dq, 0.0), gl.where(b_token < num, b_drow, 0.0)
 
         # along the channels
         mbarrier.wait(ready.index(CHANNELS), phase)

@@ -36,6 +36,7 @@ from ckda.ops.triton.hopper.tile import (
     by_rows,
     channel_tile,
     chunk_place,
+    clear_behind,
     fetch_tile,
     head_gate,
     held_log,
@@ -229,6 +230,7 @@ def _run(
             )
         b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, K, BK, C, HAS_A_LOG, HAS_DT_BIAS)
         mbarrier.wait(ready.index(slot), (n // STAGES) & 1)
+        clear_behind(s_in, slot * PAIR, PAIR, num, R, PLACES)
 
         # the gates, and their sums over tokens
         b_g = finite_gate(s_g.index(slot).permute((1, 0)).load(P).to(gl.float32), GATE)
@@ -249,8 +251,6 @@ def _run(
         # the norms and the learning rate
         b_q = s_in.index(slot * PAIR + QUERY).load(R).to(gl.float32)
         b_k = s_in.index(slot * PAIR + KEY).load(R).to(gl.float32)
-        if PLACES != "whole":
-            b_q, b_k = gl.where((b_row < num)[:, None], b_q, 0.0), gl.where((b_row < num)[:, None], b_k, 0.0)
         b_inverse, b_power, b_norm2 = _used_norms(b_q, b_k, NORMALIZE)
         s_lines.index(Q_LENGTH).store(b_inverse * scale)
         s_lines.index(K_POWER).store(b_power)
@@ -275,8 +275,6 @@ def _run(
         b_q *= s_lines.index(Q_LENGTH).load(by_token)[None, :]
         b_k = s_in.index(slot * PAIR + KEY).permute((1, 0)).load(P).to(gl.float32)
         b_k *= s_lines.index(K_POWER).load(by_token)[None, :]
-        if PLACES != "whole":
-            b_q, b_k = gl.where(b_token < num, b_q, 0.0), gl.where(b_token < num, b_k, 0.0)
         o_slot = gl.cast(item, gl.int64) * BK + b_channel
         if BOUNDED:
             _bounded_tiles(rounded(b_q, DT), b_k, b_erase, b_cum, b_count, s_out, p_start, p_end, o_slot, C)

@@ -43,6 +43,7 @@ __all__ = [
     "by_rows",
     "channel_tile",
     "chunk_place",
+    "clear_behind",
     "fetch_layout",
     "fetch_state",
     "fetch_tile",
@@ -298,6 +299,21 @@ def chunk_place(chunk, p_starts, p_ends, T, NC, C: gl.constexpr, PLACES: gl.cons
         begin = chunk // NC * T + at
         num = gl.minimum(T - at, C)
     return begin, num
+
+
+@gluon.jit
+def clear_behind(s_tiles, first, end: gl.constexpr, num, LAYOUT: gl.constexpr, PLACES: gl.constexpr):
+    """Zero in some tiles [C, columns] what lies behind a sequence's end: it is another one's, and nothing of it may be seen, not
+    even that it is NaN. Few chunks have such tokens; the others need no masks then."""
+    if PLACES != "whole":
+        C: gl.constexpr = s_tiles.shape[1]
+        if num < C:
+            m_row = (gl.arange(0, C, gl.SliceLayout(1, LAYOUT)) < num)[:, None]
+            for i in gl.static_range(end):
+                s_tile = s_tiles.index(first + i)
+                s_tile.store(gl.where(m_row, s_tile.load(LAYOUT), 0.0))
+            fence_async_shared()
+            gl.thread_barrier()
 
 
 @gluon.jit
