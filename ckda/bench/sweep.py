@@ -64,6 +64,7 @@ class Row(NamedTuple):
     regime: str = "mild"
     sequences: int = 0  #: packed ones of different lengths; 0: not packed
     states: bool = False  #: with an initial and a final state
+    separate: bool = False  #: with erase and write gates instead of beta
     at_most: float | None = None  #: the aim: forward+backward over the main row's
     limit: str | None = None  #: what stands in the way of it, where it was not reached
 
@@ -99,6 +100,7 @@ ROWS = (
     Row("16 x 2000 tokens", B=16, T=2000, at_most=1.1),
     Row("8 query heads", H=8, at_most=1.1, limit="dq and dk are summed over their groups in torch, two passes more"),
     Row("states", states=True),
+    Row("erase and write gates", separate=True, at_most=1.5),
     Row("8 heads of 256", H=8, HV=8, K=256, V=256, at_most=1.8, limit="no kernel for Hopper"),
     Row("16 heads of 96", K=96, V=96, at_most=1.2, limit="no kernel for Hopper"),
     Row("64 heads of 32", H=64, HV=64, K=32, V=32, at_most=1.5, limit="no kernel for Hopper"),
@@ -155,8 +157,14 @@ def inputs(row: Row, device: str, seed: int = 0) -> dict[str, Any]:
         "k": normal(B, T, row.H, row.K).to(dtype),
         "v": normal(B, T, row.HV, row.V).to(dtype),
         "g": _raw_gate(row, random, device).to(gate_dtype),
-        "beta": normal(B, T, row.HV).to(dtype),
     }
+    if row.separate:
+        call |= {
+            "erase": torch.sigmoid(normal(B, T, row.HV, row.K)).to(dtype),
+            "write": normal(B, T, row.HV, row.V).to(dtype),
+        }
+    else:
+        call["beta"] = normal(B, T, row.HV).to(dtype)
     if row.gate is not None:
         call |= {"A_log": torch.zeros(row.HV, device=device), "dt_bias": torch.zeros(row.HV * row.K, device=device)}
     if row.states:
@@ -165,8 +173,8 @@ def inputs(row: Row, device: str, seed: int = 0) -> dict[str, Any]:
         x.requires_grad_()
     if row.sequences:
         call["cu_seqlens"] = torch.tensor(packed_bounds(row), dtype=torch.int32, device=device)
-    options = {"gate": row.gate, "beta_range": 2, "normalize_qk": True, "output_final_state": row.states}
-    return call | options
+    options = {"gate": row.gate, "normalize_qk": True, "output_final_state": row.states}
+    return call | options | ({"beta": None} if row.separate else {"beta_range": 2})
 
 
 def _leaves(call: dict[str, Any]) -> list[Tensor]:

@@ -20,7 +20,7 @@ def draw_settings(seed: int, gpu: bool) -> dict[str, Any]:
     """Arguments of :func:`make_call`, and `strided`: whether tensors lie with gaps between their numbers."""
     r = random.Random(seed)
     dtypes = [torch.bfloat16] * 3 + [torch.float16, torch.float32] if gpu else [torch.float16, torch.float32]
-    widths = [16, 40, 64, 64, 96, 128, 128, 192] if gpu else range(1, 21)
+    widths = [16, 32, 40, 64, 64, 96, 128, 128, 192] if gpu else range(1, 21)
     dtype, H = r.choice(dtypes), r.choice([1, 2])
     T = r.choice([1, 31, 32, 33, 64, 129, 320]) if gpu else r.randint(1, 40)
     gate = r.choice(["signed", "sigmoid", "softplus", None])
@@ -45,6 +45,8 @@ def draw_settings(seed: int, gpu: bool) -> dict[str, Any]:
     if r.random() < 0.4:
         inner = sorted(r.randint(0, T) for _ in range(r.randint(0, 4)))
         settings |= {"B": 1, "cu_seqlens": [0, *inner, T]}
+    if r.random() < 0.2:
+        settings |= {"separate": True, "beta_range": None}
     return settings | {"strided": r.random() < 0.4}
 
 
@@ -71,7 +73,7 @@ def _check(seed: int, gpu: bool) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(32))
 def test_draws_on_a_gpu(seed: int) -> None:
     _check(seed, gpu=True)
 
@@ -86,10 +88,11 @@ def test_draws_in_the_interpreter(seed: int) -> None:
 
 def test_the_draws_reach_all_of_the_contract() -> None:
     """Every value of every setting is drawn for a GPU at least once."""
-    drawn = [draw_settings(seed, True) for seed in range(24)]
+    drawn = [draw_settings(seed, True) for seed in range(32)]
     assert {x["dtype"] for x in drawn} == {torch.bfloat16, torch.float16, torch.float32}
     assert {x["gate"] for x in drawn} == {"signed", "sigmoid", "softplus", None}
     assert {x["beta_range"] for x in drawn} == {None, 1, 2}
+    assert {"separate" in x for x in drawn} == {False, True}
     for name in ("initial", "normalize_qk", "strided", "A_log", "dt_bias"):
         assert {x[name] for x in drawn} == {False, True}
     assert {"cu_seqlens" in x for x in drawn} == {False, True}

@@ -85,6 +85,9 @@ CHUNK_CASES: dict[str, dict[str, Any]] = {
     "packed": {"T": 40, "K": 6, "V": 5, "A_log": True, "initial": True, "cu_seqlens": [0, 0, 34, 35, 40, 40]},
     "packed, given": {"T": 9, "K": 4, "V": 3, "gate": None, "cu_seqlens": [0, 0, 9]},
     "many channels and values": {"T": 33, "K": 70, "V": 40, "initial": True},
+    "separate": {"T": 37, "K": 6, "V": 5, "separate": True, "A_log": True, "initial": True},
+    "separate, given": {"T": 37, "K": 6, "V": 5, "separate": True, "gate": None, "initial": True, "cu_seqlens": [0, 34, 37]},
+    "separate, softplus, groups": {"T": 20, "H": 2, "HV": 4, "K": 5, "V": 4, "separate": True, "gate": "softplus"},
 }  # fmt: skip
 
 
@@ -95,7 +98,7 @@ CHUNK_CASES: dict[str, dict[str, Any]] = {
     [(case, torch.float32) for case in CHUNK_CASES]
     + [
         (case, torch.float16)
-        for case in ("signed", "sigmoid", "given, unsigned", "groups", "packed", "many channels and values")
+        for case in ("signed", "sigmoid", "given, unsigned", "groups", "packed", "many channels and values", "separate")
     ],
     ids=str,
 )
@@ -575,7 +578,10 @@ def test_what_the_kernels_cannot_serve_has_a_reason(monkeypatch: pytest.MonkeyPa
     if not torch.cuda.is_available():
         assert kernels.refuses(OpCall(**make_call(dtype=torch.float32))) is None
     assert "float64" in str(_why(make_call()))
-    assert "erase" in str(_why(make_call(dtype=torch.float32, separate=True)))
+    separate = OpCall(**make_call(T=1, dtype=torch.float32, separate=True))
+    assert "erase" in str(kernels.refuses_recurrent(separate))
+    assert "erase" in str(kernels.refuses_step(separate))
+    assert kernels.choose_form(separate)[0] == "triton-portable"
     monkeypatch.setattr(kernels, "_interpreted", lambda: False)
     assert "CUDA" in str(_why(make_call(dtype=torch.float32)))
 
@@ -593,7 +599,7 @@ def test_auto_never_takes_the_interpreter() -> None:
 
 
 def _form(**settings: Any) -> str:
-    return kernels.choose_form(OpCall(**make_call(dtype=torch.bfloat16, **settings)))[0]
+    return kernels.choose_form(OpCall(**make_call(**({"dtype": torch.bfloat16} | settings))))[0]
 
 
 def test_the_form_depends_on_length_and_width_alone() -> None:
@@ -617,16 +623,23 @@ def test_when_the_kernels_for_hopper_serve_a_call(monkeypatch: pytest.MonkeyPatc
         {"cu_seqlens": [0, 64]},
         {"gate_dtype": torch.float32},
         {"V": 256},
+        {"T": 160, "K": 32, "V": 32},
+        {"K": 96, "V": 40},
+        {"dtype": torch.float16},
+        {"separate": True},
     ]
     for changes in served:
         assert _form(**({"B": 1} | fit | changes)) == "triton-hopper"
     others: dict[str, dict[str, Any]] = {
-        "K = 64 or 128": {"K": 96},
-        "V a multiple of 64": {"V": 100},
-        "no multiple of 32": {"T": 65, "V": 256},
-        "a given beta": {"beta_range": None, "V": 256},
-        "packed": {"cu_seqlens": [0, 64], "V": 256},
-        "bfloat16": {"dtype": torch.float16},
+        "K from 32 to 128": {"K": 24},
+        "multiples of 8": {"K": 36},
+        "V from 32": {"V": 16},
+        "whole chunks": {"T": 65, "V": 256},
+        "logits of beta": {"beta_range": None, "V": 256},
+        "no packing": {"cu_seqlens": [0, 64], "V": 256},
+        "K = 64 or 128": {"K": 96, "V": 256},
+        "take bfloat16": {"dtype": torch.float16, "V": 256},
+        "bfloat16 or float16": {"dtype": torch.float32},
     }
     for words, changes in others.items():
         call = OpCall(**make_call(**({"B": 1, "dtype": torch.bfloat16} | fit | changes)))
@@ -763,6 +776,17 @@ ON_GPU = {"H": 2, "K": 64, "V": 64, "A_log": True, "dt_bias": True, "dtype": tor
         {"T": 320, "gate": None, "K": 128, "V": 64, "beta_range": None},
         {"T": 320, "K": 128, "V": 128, "beta_range": None, "gate_dtype": torch.float32},
         {"T": 320, "gate": None, "V": 192, "beta_range": None},
+        # heads narrower than Hopper's tiles
+        {"T": 320, "K": 96, "V": 96},
+        {"K": 96, "V": 96, "gate": "softplus"},
+        {"T": 320, "K": 32, "V": 32, "HV": 4},
+        {"K": 32, "V": 104, "gate": None, "beta_range": None, "gate_dtype": torch.float32},
+        {"K": 72, "V": 40, "cu_seqlens": [0, 0, 100, 101, 300, 300]},
+        # separate erase and write gates
+        {"T": 320, "K": 128, "V": 128, "separate": True, "beta_range": None},
+        {"separate": True, "beta_range": None, "gate": "softplus", "HV": 4},
+        {"K": 96, "V": 64, "separate": True, "beta_range": None, "gate": None, "gate_dtype": torch.float32},
+        {"K": 16, "V": 16, "separate": True, "beta_range": None},
     ],
     ids=str,
 )
@@ -777,26 +801,55 @@ def test_bfloat16_by_the_double_rule(settings: dict) -> None:
 
 
 @pytest.mark.gpu
-def test_float16_on_a_gpu() -> None:
-    check_kernels(
-        [compare(make_call(B=4, T=300, initial=True, **(ON_GPU | {"dtype": torch.float16})), "triton", plain="chunked")]
-    )
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"T": 320, "K": 128, "V": 128},
+        {"T": 320, "gate": "sigmoid", "beta_range": 1, "gate_dtype": torch.float32},
+        {"T": 320, "K": 128, "V": 64, "gate": "softplus", "HV": 4},
+        {"gate": None, "beta_range": None},
+        {"K": 96, "V": 96, "gate": None, "normalize_qk": False},
+        {"K": 128, "V": 128, "cu_seqlens": [0, 0, 100, 101, 300, 300]},
+        {"separate": True, "beta_range": None},
+        {"K": 256, "V": 64},
+    ],
+    ids=str,
+)
+def test_float16_by_the_double_rule(settings: dict) -> None:
+    B = 1 if "cu_seqlens" in settings else 4
+    base = ON_GPU | {"dtype": torch.float16, "B": B, "T": 300, "initial": True}
+    calls = [make_call(**(base | settings), seed=seed) for seed in (0, 1)]
+    check_kernels([compare(call, "triton", plain="chunked") for call in calls])
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("gate", "signs", "beta_range", "K"),
+    ("gate", "signs", "beta_range", "K", "dtype"),
     [
-        ("signed", "random", None, 64),
-        ("signed", "equal", None, 64),
-        (None, "random", None, 64),
-        ("signed", "random", 2, 64),
-        ("signed", "equal", 2, 64),
-        ("signed", "equal", 2, 128),
+        ("signed", "random", None, 64, torch.bfloat16),
+        ("signed", "equal", None, 64, torch.bfloat16),
+        (None, "random", None, 64, torch.bfloat16),
+        (None, "equal", 2, 64, torch.bfloat16),
+        ("signed", "random", 2, 64, torch.bfloat16),
+        ("signed", "equal", 2, 64, torch.bfloat16),
+        ("signed", "equal", 2, 128, torch.bfloat16),
+        ("signed", "equal", 2, 96, torch.bfloat16),
+        ("signed", "equal", 2, 64, torch.float16),
+        (None, "random", 2, 128, torch.float16),
     ],
 )
-def test_equal_keys_at_beta_two_over_8192_tokens(gate: str | None, signs: str, beta_range: int | None, K: int) -> None:
-    settings = ON_GPU | {"A_log": False, "dt_bias": False, "gate": gate, "beta_range": beta_range, "K": K}
+def test_equal_keys_at_beta_two_over_8192_tokens(
+    gate: str | None, signs: str, beta_range: int | None, K: int, dtype: torch.dtype
+) -> None:
+    settings = ON_GPU | {
+        "A_log": False,
+        "dt_bias": False,
+        "gate": gate,
+        "beta_range": beta_range,
+        "K": K,
+        "dtype": dtype,
+    }
     call = _reflections(make_call(B=2, T=8192, initial=True, **settings), signs=signs)
     draw = compare(call, "triton", plain="chunked")
     S0 = torch.eye(K, 64, device="cuda").expand(2, 2, K, 64)
@@ -823,9 +876,19 @@ def test_decoding_4096_tokens_equals_the_parallel_form(inplace: bool) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("T", "K"), [(300, 64), (320, 64), (320, 128), (50, 32)])
-def test_the_same_bits_alone_in_a_batch_and_again_on_a_gpu(T: int, K: int) -> None:
-    call = make_call(B=5, T=T, initial=True, **(ON_GPU | {"K": K, "V": K}))
+@pytest.mark.parametrize(
+    ("T", "K", "dtype"),
+    [
+        (300, 64, torch.bfloat16),
+        (320, 64, torch.bfloat16),
+        (320, 128, torch.bfloat16),
+        (50, 32, torch.bfloat16),
+        (300, 96, torch.bfloat16),
+        (300, 64, torch.float16),
+    ],
+)
+def test_the_same_bits_alone_in_a_batch_and_again_on_a_gpu(T: int, K: int, dtype: torch.dtype) -> None:
+    call = make_call(B=5, T=T, initial=True, **(ON_GPU | {"K": K, "V": K, "dtype": dtype}))
     together = rowwise(call, "triton")
     for _ in range(3):
         assert_same_bits(rowwise(call, "triton"), together)
@@ -859,6 +922,37 @@ def test_packed_sequences_do_not_synchronise() -> None:
 
 
 @pytest.mark.gpu
+def test_packed_calls_as_a_cuda_graph() -> None:
+    """Forward and backward are captured; replayed with other numbers and other borders they give what a call gives."""
+    first, other = (
+        make_call(B=1, T=300, HV=4, initial=True, cu_seqlens=bounds, **ON_GPU, seed=seed)
+        for seed, bounds in enumerate(([0, 0, 100, 101, 300, 300], [0, 64, 65, 65, 170, 300]))
+    )
+    leaves = {n: x.clone() if isinstance(x, Tensor) else x for n, x in first.items()}
+    inputs = [x.requires_grad_() for x in leaves.values() if isinstance(x, Tensor) and x.is_floating_point()]
+    do = torch.randn_like(leaves["v"])
+
+    def both() -> list[Tensor]:
+        o, state = complex_kda(**leaves, output_final_state=True, backend="triton")
+        return [o, state, *torch.autograd.grad((o, state), inputs, (do, torch.ones_like(state)))]
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        both()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = both()
+    with torch.no_grad():
+        for name, x in other.items():
+            if isinstance(x, Tensor):
+                leaves[name].copy_(x)
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(captured, both(), strict=True))
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("T", [300, 320])
 def test_one_node_under_compile_on_a_gpu(T: int) -> None:
     call = make_call(B=4, T=T, initial=True, **ON_GPU)
@@ -885,10 +979,18 @@ def test_segments_on_a_gpu(T: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("gate", "K"), [("signed", 64), ("softplus", 128), (None, 64)])
-def test_the_future_does_not_leak_on_a_gpu(gate: str | None, K: int) -> None:
+@pytest.mark.parametrize(
+    ("gate", "K", "dtype"),
+    [
+        ("signed", 64, torch.bfloat16),
+        ("softplus", 128, torch.bfloat16),
+        (None, 64, torch.bfloat16),
+        ("signed", 96, torch.float16),
+    ],
+)
+def test_the_future_does_not_leak_on_a_gpu(gate: str | None, K: int, dtype: torch.dtype) -> None:
     """Not by rounding either: tokens of the same chunk, of its other half, and one token more or less."""
-    call = make_call(B=1, T=96, initial=True, **(ON_GPU | {"gate": gate, "K": K, "V": K}))
+    call = make_call(B=1, T=96, initial=True, **(ON_GPU | {"gate": gate, "K": K, "V": K, "dtype": dtype}))
     before = run(call, "triton", gradients=False)["o"]
     for t in (5, 15, 40, 63, 95):
         after = run(perturbed(call, t), "triton", gradients=False)["o"]

@@ -23,6 +23,7 @@ __all__ = [
 ]
 
 HAS_TRITON = find_spec("triton") is not None  # looked up once, for torch.compile cannot trace it
+NO_SEPARATE = "the recurrence has no separate erase and write gates"
 SHORT, SMALL_HEAD = 128, 32  # tokens and channels up to which the recurrence beats the chunk form (LOG.md)
 
 
@@ -34,8 +35,6 @@ def refuses(call: Call) -> str | None:
         return f"the kernels need a CUDA device, and q is on {call.q.device.type}"
     if call.v.dtype == torch.float64:
         return "the kernels have no float64"
-    if call.erase is not None:
-        return "the kernels have no separate erase and write gates"
     if _widest(call) > 256:
         return f"the kernels hold heads of up to 256 channels, and this one has {_widest(call)}"
     return None
@@ -54,6 +53,8 @@ def _widest(call: Call) -> int:
 
 def refuses_recurrent(call: Call) -> str | None:
     """Why the recurrence cannot serve the call, or None."""
+    if call.erase is not None:
+        return NO_SEPARATE
     if _widest(call) > SMALL_HEAD:
         return f"the recurrence holds the state of up to {SMALL_HEAD} channels, and this head has {_widest(call)}"
     return refuses(call)
@@ -68,12 +69,12 @@ def refuses_step(call: Call) -> str | None:
     """Why the kernel for one token cannot serve the call, or None."""
     if call.needs_gradient or other_derivative():
         return "the kernel for one token has no gradient"
-    return refuses(call)
+    return NO_SEPARATE if call.erase is not None else refuses(call)
 
 
 def choose_form(call: Call) -> tuple[str, str]:
     """The fastest form for a call that the kernels serve, and why. It depends on device, dtype, T, K and V, never on B or H."""
-    if call.q.shape[1] <= SHORT and _widest(call) <= SMALL_HEAD:
+    if call.q.shape[1] <= SHORT and _widest(call) <= SMALL_HEAD and call.erase is None:
         return (
             "triton-recurrent",
             f"up to {SHORT} tokens of heads of up to {SMALL_HEAD} channels are fastest one by one",

@@ -46,6 +46,11 @@ class _Run:
         self.launches += [(launch, launch()) for launch in launches]
 
 
+def _written(call: Call) -> Call:
+    """The call with values as they are written: a write gate is multiplied in beforehand, an erase gate in the kernels."""
+    return call if call.write is None else call._replace(v=(call.write * call.v).to(call.v.dtype), write=None)
+
+
 def _G(w: Work) -> Tensor:
     """Where G is written: kept for the backward pass where that reads it."""
     return w.x.G if w.p.given else w.x.rho.new_empty(w.p.rows, w.p.HV, w.p.C)
@@ -79,7 +84,7 @@ def forward(call: Call, kept: Kept) -> tuple[Tensor, Tensor | None, list[Tensor]
 
     `kept` is for calls of this kind alone: launches are kept there, and taken from there.
     """
-    call = tidied(call)
+    call = tidied(_written(call))
     made = replay.rerun(kept, "forward", call.tensors)
     if made is None:
         made = _forward(call, kept)
@@ -132,7 +137,7 @@ def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None,
     `saved` are the memory that :func:`forward` left, and o.
     """
     first = 2 if is_bounded(call) else 0  # decayed q and k were saved
-    tidy, do, name = tidied(call, first), aligned(do), "backward"
+    tidy, do, name = tidied(_written(call), first), aligned(do), "backward"
     given = [*tidy.tensors[first:], *map(aligned, saved), do]
     if dfinal is not None:
         name = "backward with the state's"
@@ -159,9 +164,11 @@ def _backward(call: Call, given: list[Tensor | None], kept: Kept, name: str) -> 
         dinitial = w.x.rho.new_empty(p.N * p.num_segments, p.HV, p.K, p.V)
     reverse = kernels.reverse(w, do, dfinal, dinitial, passed, p.segments)
     ends, out = kernels.gradients(w, o, do, passed)
+    group_sums, out = portable.group_sums(w, out)
     sums, dA_log, ddt_bias = gate_sums(call, out)
-    run(reverse, *ends, *sums)
-    made = [out["p_dq"], out["p_dk"], passed.dv, out["p_dg"], out["p_dbeta"], dA_log, ddt_bias, dinitial]
+    run(reverse, *ends, *group_sums, *sums)
+    gates = [out["p_dg"], out["p_dbeta"], dA_log, ddt_bias]
+    made = [out["p_dq"], out["p_dk"], passed.dv, *gates, dinitial, out["p_derase"]]
     if p.num_segments == 1 or not state_gradient:  # else it was copied into place, which is no launch of ours
         replay.record(kept, name, run.launches, given, made)
     return made
@@ -169,10 +176,12 @@ def _backward(call: Call, given: list[Tensor | None], kept: Kept, name: str) -> 
 
 def launches(call: Call) -> list[Launch]:
     """The launches of one forward and backward pass on empty tensors of the call's device: for compiling, not for running."""
+    call = _written(call)
     p = plan(call)
     w, kernels = _work(call, p, empty_saved(call, p)), _kernels(call)
     o, state, G, passed, segments = torch.empty_like(call.v), call.zero_state(), _G(w), _empty_passed(w), w.p.segments
     ends, out = kernels.gradients(w, o, o, passed)
+    group_sums, out = portable.group_sums(w, out)
     return [
         *portable.places(w),
         kernels.intra(w, G),
@@ -184,5 +193,6 @@ def launches(call: Call) -> list[Launch]:
         kernels.reverse(w, o, state, state, passed, segments),
         kernels.reverse(w, o, state, state, None, segments),
         *ends,
+        *group_sums,
         *gate_sums(call, out)[0],
     ]

@@ -49,8 +49,7 @@ def _argument(value: Any) -> str:
     if isinstance(value, Tensor):
         return _POINTER[value.dtype]
     if hasattr(value, "block_shape"):  # tiles
-        rows, columns = value.block_shape
-        return f"tensordesc<{_POINTER[value.base.dtype][1:]}[{rows}, {columns}],{value.layout!r}>"
+        return f"tensordesc<{_POINTER[value.base.dtype][1:]}{list(value.block_shape)},{value.layout!r}>"
     if isinstance(value, float):
         return "fp32"
     return "i32"

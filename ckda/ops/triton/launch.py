@@ -198,23 +198,28 @@ def assemble(
     dk: Tensor,
     dv: Tensor,
     dg: Tensor,
-    dbeta: Tensor,
+    dbeta: Tensor | None,
     dA_log: Tensor | None,
     ddt_bias: Tensor | None,
     dinitial: Tensor | None,
+    derase: Tensor | None = None,
 ) -> Gradients:
     """What backward kernels wrote, as :class:`Gradients`: grouped heads summed, in the arguments' dtypes.
 
+    dv is the gradient of what was written: of v, or of a write gate times v.
     dinitial is [N, HV, K, V], or [N * num_segments, HV, K, V], of which the first of each sequence counts.
     """
     H = call.q.shape[2]
     if dq.shape[2] > H:
         dq, dk = (x.unflatten(2, (H, -1)).sum(3, dtype=torch.float32).to(call.q.dtype) for x in (dq, dk))
+    dwrite = None
+    if call.write is not None:
+        dwrite, dv = (dv * call.v).to(call.write.dtype), dv * call.write
     if dv.dtype != call.v.dtype:
         dv = dv.to(call.v.dtype)
     if call.initial_state is not None and dinitial is not None:
         dinitial = dinitial.unflatten(0, (call.num_sequences, -1))[:, 0].to(call.initial_state.dtype).contiguous()
-    return Gradients(dq, dk, dv, dg, dbeta, dA_log, ddt_bias, None, None, dinitial)
+    return Gradients(dq, dk, dv, dg, dbeta, dA_log, ddt_bias, derase, dwrite, dinitial)
 
 
 def tidied(call: Call, first: int = 0) -> Call:

@@ -15,7 +15,6 @@ from ckda.ops.call import Call
 __all__ = [
     "CHUNK",
     "KEYS",
-    "OUTPUTS",
     "SQUARES",
     "Chunks",
     "Passed",
@@ -31,7 +30,10 @@ __all__ = [
 ]
 
 CHUNK = 32  # e^5 a step from the middle of 32 tokens stays within e^80, which bfloat16 and float32 hold
-FAST = {torch.bfloat16: "bf16"}  # input dtypes whose products take half-precision operands; float16 lacks the range
+# input dtypes whose products take half-precision operands, in all kernels and in Hopper's. float16 lacks the range of decays from
+# the chunk's middle: there every gate goes by borders, whose factors are at most one
+FAST = {torch.bfloat16: "bf16"}
+FAST_ON_HOPPER = FAST | {torch.float16: "fp16"}
 SEGMENT = 128  # chunks of a segment, where a sequence is split
 KEYS = ("q_forward", "k_forward", "k_back", "forward")
 SQUARES = ("A", "solver", "solver_low", "solver_rest")
@@ -61,6 +63,8 @@ class Plan(NamedTuple):
     #: whether |alpha| is at least e^-5: decays are taken from the chunk's middle and kept for the backward, which then needs
     #: neither the gates nor q and k
     bounded: bool
+    dot: str  #: the precision of products: operands of half precision, or three TF32 products
+    width: int  #: channels of a tile of decays: K, or on Hopper the power of two that holds them
     padded: bool  #: whether what kernels leave for each other has room for whole chunks: Hopper's, where chunks are not
     given: (
         bool  #: whether beta is the learning rate itself, which may be zero: its gradient then needs more than dr . y
@@ -69,12 +73,7 @@ class Plan(NamedTuple):
     @property
     def split(self) -> bool:
         """Whether products take half-precision operands, and what must be exact is kept in two parts, or three (the solver)."""
-        return self.dtype in FAST
-
-    @property
-    def dot(self) -> str:
-        """The precision of products: bfloat16 operands for bfloat16 inputs, three TF32 products otherwise."""
-        return FAST.get(self.dtype, "tf32x3")
+        return self.dot in ("bf16", "fp16")
 
     @property
     def segments(self) -> range:
@@ -98,8 +97,10 @@ class Plan(NamedTuple):
 
 
 def is_bounded(call: Call) -> bool:
-    """Whether |alpha| is at least e^-5."""
-    return call.gate in ("signed", "sigmoid")
+    """Whether decays are taken from the chunk's middle: |alpha| is at least e^-5, and products have the range for it."""
+    return call.gate in ("signed", "sigmoid") and not (
+        call.backend == "triton-hopper" and FAST_ON_HOPPER.get(call.v.dtype) == "fp16"
+    )
 
 
 def plan(call: Call) -> Plan:
@@ -109,7 +110,8 @@ def plan(call: Call) -> Plan:
     packed = call.cu_seqlens is not None
     NC = T // CHUNK + call.num_sequences if packed else -(-T // CHUNK)
     long = not packed and NC >= SPLIT_FROM
-    dtype = call.v.dtype
+    dtype, hopper = call.v.dtype, call.backend == "triton-hopper"
+    dot = (FAST_ON_HOPPER if hopper else FAST).get(dtype, "tf32x3")
     return Plan(
         B=B,
         T=T,
@@ -124,10 +126,12 @@ def plan(call: Call) -> Plan:
         segment=SEGMENT if long else NC,
         num_segments=-(-NC // SEGMENT) if long else 1,
         dtype=dtype,
-        work_dtype=dtype if dtype in FAST else torch.float32,
+        work_dtype=torch.float32 if dot == "tf32x3" else dtype,
         bounded=is_bounded(call),
-        padded=call.backend == "triton-hopper" and (packed or T % CHUNK > 0),
-        given=not call.beta_range,
+        dot=dot,
+        width=(64 if K <= 64 else 128) if hopper else K,
+        padded=hopper and (packed or T % CHUNK > 0),
+        given=call.beta is not None and not call.beta_range,
     )
 
 
@@ -137,13 +141,14 @@ class Chunks(NamedTuple):
     starts: Tensor | None  #: int32 [NC] first token
     ends: Tensor | None  #: int32 [NC] end of its tokens
     first: Tensor | None  #: int32 [N] first chunk of each sequence
+    order: Tensor | None  #: int32 [N] the sequences, the longest first
 
 
 def find_chunks(p: Plan, x: "Saved") -> Chunks:
     """Where the chunks lie, as `places_kernel` has written it."""
     if not p.packed:
-        return Chunks(None, None, None)
-    return Chunks(*x.chunks.split([p.slots, p.slots, p.N]))
+        return Chunks(None, None, None, None)
+    return Chunks(*x.chunks.split([p.slots, p.slots, p.N, p.N]))
 
 
 class Saved(NamedTuple):
@@ -156,14 +161,14 @@ class Saved(NamedTuple):
     G: Tensor  #: float32 [rows, HV, C]; empty where beta is a logit
     rho: Tensor  #: float32 [rows, HV]
     norms: Tensor  #: float32 [3, rows, HV]
-    start: Tensor  #: float32 [slots, HV, K]
+    start: Tensor  #: float32 [slots, HV, width]
     end: Tensor
     y: Tensor  #: [2, rows, HV, V] and what its rounding left; one where it is float32
     states: Tensor  #: [slots, HV, V, K]
     transitions: (
         Tensor  #: float32 [B, num_segments - 2, HV, K, K] of the segments but the first and the last; may be empty
     )
-    chunks: Tensor  #: int32 [2 * slots + N] where the chunks of packed sequences lie: :class:`Chunks`; may be empty
+    chunks: Tensor  #: int32 [2 * slots + 2 * N] where the chunks of packed sequences lie: :class:`Chunks`; may be empty
 
     def arguments(self, *names: str) -> dict[str, Tensor]:
         """The kernels' arguments of these names; anything for what is not there, which they do not read."""
@@ -195,12 +200,12 @@ def _lay_out(p: Plan, empty: _Room) -> Saved:
         G=empty(*(square if p.given else (0,))),
         rho=empty(p.rows, p.HV),
         norms=empty(3, p.rows, p.HV),
-        start=empty(p.slots, p.HV, p.K),
-        end=empty(p.slots, p.HV, p.K),
+        start=empty(p.slots, p.HV, p.width),
+        end=empty(p.slots, p.HV, p.width),
         y=empty(2 if p.split else 1, *values, dtype=p.work_dtype),
         states=empty(p.slots, p.HV, p.V, p.K, dtype=p.work_dtype),
         transitions=empty(p.B, max(p.num_segments - 2, 0), p.HV, p.K, p.K),
-        chunks=empty(2 * p.slots + p.N if p.packed else 0, dtype=torch.int32),
+        chunks=empty(2 * (p.slots + p.N) if p.packed else 0, dtype=torch.int32),
     )
 
 
@@ -233,15 +238,10 @@ class Passed(NamedTuple):
     dstates: Tensor  #: [slots, HV, V, K]
 
 
-#: where the end of the backward writes, by the kernels' names
-OUTPUTS = ("p_dq", "p_dk", "p_dg", "p_dbeta", "p_dlog_rate", "p_dbias")
-
-
 def gradient_outputs(w: Work, grouped: torch.dtype) -> dict[str, Any]:
     """Where the end of the backward writes; with grouped value heads dq and dk are summed over the group afterwards: `grouped` is
     the dtype of what is summed."""
     call, p, x, _ = w
-    assert call.beta is not None
     key_dtype = p.dtype if p.H == p.HV else grouped
     keys = (p.B, p.T, p.HV, p.K)
 
@@ -252,7 +252,8 @@ def gradient_outputs(w: Work, grouped: torch.dtype) -> dict[str, Any]:
         "p_dq": x.rho.new_empty(keys, dtype=key_dtype),
         "p_dk": x.rho.new_empty(keys, dtype=key_dtype),
         "p_dg": x.rho.new_empty(keys, dtype=call.g.dtype),
-        "p_dbeta": x.rho.new_empty(p.B, p.T, p.HV, dtype=call.beta.dtype),
+        "p_dbeta": None if call.beta is None else x.rho.new_empty(p.B, p.T, p.HV, dtype=call.beta.dtype),
+        "p_derase": None if call.erase is None else x.rho.new_empty(keys, dtype=call.erase.dtype),
         "p_dlog_rate": parts(call.A_log),
         "p_dbias": parts(call.dt_bias),
     }

@@ -27,10 +27,10 @@ __all__ = [
     "finite_gate",
     "gate_gradient",
     "in_registers",
-    "inverse_norm",
     "learning_rate",
     "log_gate",
     "operand",
+    "right_of_border",
     "signs_through",
     "sums_from",
     "token_sums",
@@ -64,13 +64,6 @@ def chunk_place(i_chunk, p_starts, p_ends, T, NC, C: tl.constexpr, PACKED: tl.co
 def at_token(b_x, token, C: tl.constexpr):
     """[D, C] -> [D], one token of a tile."""
     return tl.sum(tl.where(tl.arange(0, C)[None, :] == token, b_x, 0.0), 1)
-
-
-@triton.jit
-def inverse_norm(b_x):
-    """[D, C] -> [C]: 1 / |x|, zero for a zero vector; nothing is added under the root."""
-    b_square = tl.sum(b_x * b_x, 0)
-    return tl.where(b_square > 0, 1.0 / tl.sqrt_rn(tl.where(b_square > 0, b_square, 1.0)), 0.0)
 
 
 @triton.jit
@@ -393,6 +386,12 @@ def across_border(shift, C: tl.constexpr):
     """The pairs (i, j) [C, C] across such borders, i right and j left of one. Halves of 1, 2, ..., C/2 tokens give all i > j."""
     b_row, b_column = tl.arange(0, C)[:, None] >> shift, tl.arange(0, C)[None, :] >> shift
     return (b_row % 2 == 1) & (b_row == b_column + 1)
+
+
+@triton.jit
+def right_of_border(shift, C: tl.constexpr):
+    """[1, C]: the tokens right of such a border."""
+    return ((tl.arange(0, C) >> shift) % 2 == 1)[None, :]
 
 
 @triton.jit

@@ -7,9 +7,14 @@ import torch
 from ckda.ops.call import Call
 from ckda.ops.triton.plan import CHUNK
 
-__all__ = ["BV", "WARP_ROWS", "refuses", "tried", "unfit"]
+__all__ = ["BV", "FLOAT16_UNIT", "MAX_WIDTH", "WARP_ROWS", "refuses", "tried", "unfit"]
 
 BV = 64  # the value columns of one program
+MIN_WIDTH, MAX_WIDTH = 32, 128  # of heads, whose tiles have 64 or 128 channels
+STEP = 8  # heads lie at whole multiples of 16 bytes
+FLOAT16_UNIT = (
+    64.0  # what the solver is multiplied by in float16: so its last part is no smaller than the smallest number
+)
 WARP_ROWS = 16  # the rows of a product that one warp holds
 
 
@@ -48,13 +53,21 @@ def unfit(call: Call) -> str | None:
     more of them would need 275 GB.
     """
     T, K, V = call.q.shape[1], call.q.shape[3], call.v.shape[3]
-    if call.v.dtype != torch.bfloat16:
-        return "q, k and v must be bfloat16"
-    if K not in (64, 128) or V % BV:
-        return f"heads must have K = 64 or 128, and V a multiple of {BV}"
-    if V > 128 and (call.cu_seqlens is not None or T % CHUNK or not call.beta_range):
+    if call.v.dtype not in (torch.bfloat16, torch.float16):
+        return "q, k and v must be bfloat16 or float16"
+    if not MIN_WIDTH <= K <= MAX_WIDTH or V < MIN_WIDTH or K % STEP or V % STEP:
+        return f"heads must have K from {MIN_WIDTH} to {MAX_WIDTH} and V from {MIN_WIDTH} on, multiples of {STEP}"
+    if V > MAX_WIDTH and (
+        K not in (64, 128)
+        or V % BV
+        or T % CHUNK
+        or call.v.dtype != torch.bfloat16
+        or call.cu_seqlens is not None
+        or not call.beta_range
+    ):
         return (
-            f"packed sequences, a T that is no multiple of {CHUNK} and a given beta take values of up to 128 channels"
+            f"more than {MAX_WIDTH} values take bfloat16, K = 64 or 128, V a multiple of {BV}, "
+            "whole chunks, no packing and logits of beta"
         )
     return None
 

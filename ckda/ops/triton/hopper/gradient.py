@@ -19,7 +19,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from ckda.ops.triton.hopper.tile import (
     AFTER,
     BORDERS,
-    DT,
     DT_BYTES,
     FETCH_REGISTERS,
     FETCH_WARPS,
@@ -34,10 +33,14 @@ from ckda.ops.triton.hopper.tile import (
     across_border,
     by_pairs,
     by_rows,
+    channel_tile,
     chunk_place,
+    clear_behind,
     fetch_layout,
-    given_signs,
+    fetch_state,
+    fetch_tile,
     head_gate,
+    held_log,
     left_operand,
     lines,
     plus,
@@ -46,6 +49,7 @@ from ckda.ops.triton.hopper.tile import (
     room,
     room_for_one,
     rounded,
+    send_tile,
     span_sums,
     store_spans,
     times,
@@ -76,36 +80,36 @@ DQ, DK, DG, OUTPUTS = (gl.constexpr(i) for i in range(4))
 
 
 @gluon.jit
-def _exact_sums(b_x, s_M, K: gl.constexpr, C: gl.constexpr):
-    """x M [K, C], begun: sums of x over tokens, x in three parts, M a matrix of 0 and 1."""
-    b_high = rounded(b_x)
+def _exact_sums(b_x, s_M, BK: gl.constexpr, C: gl.constexpr):
+    """x M [BK, C], begun: sums of x over tokens, x in three parts, M a matrix of 0 and 1."""
+    b_high = rounded(b_x, s_M.dtype)
     b_x -= b_high.to(gl.float32)
-    b_middle = rounded(b_x)
-    b_sum = plus(times(b_high, s_M, K, C), b_middle, s_M, K, C)
-    return plus(b_sum, rest(b_x, b_middle), s_M, K, C)
+    b_middle = rounded(b_x, s_M.dtype)
+    b_sum = plus(times(b_high, s_M, BK, C), b_middle, s_M, BK, C)
+    return plus(b_sum, rest(b_x, b_middle), s_M, BK, C)
 
 
 @gluon.jit
-def _to_end(b_log, s_M, K: gl.constexpr, C: gl.constexpr):
-    """|Gamma / gamma_i| [K, C]."""
-    b_high = rounded(b_log)
-    return gl.exp2(warpgroup_mma_wait(0, deps=[span_sums(b_high, rest(b_log, b_high), s_M.index(AFTER), K, C)]))
+def _to_end(b_log, s_M, BK: gl.constexpr, C: gl.constexpr):
+    """|Gamma / gamma_i| [BK, C]."""
+    b_high = rounded(b_log, s_M.dtype)
+    return gl.exp2(warpgroup_mma_wait(0, deps=[span_sums(b_high, rest(b_log, b_high), s_M.index(AFTER), BK, C)]))
 
 
 @gluon.jit
 def _store_halves(b_x, s_high, s_low):
     """x as an operand in two parts."""
-    b_high = b_x.to(DT)
+    b_high = b_x.to(s_high.dtype)
     s_high.store(b_high)
-    s_low.store((b_x - b_high.to(gl.float32)).to(DT))
+    s_low.store((b_x - b_high.to(gl.float32)).to(s_high.dtype))
 
 
 @gluon.jit
 def _fetch(
     t_states, t_dstates, t_do, t_dv, t_v, t_o, t_y, t_q, t_k, t_keys, t_g,
     p_starts, p_ends, p_rho, p_norms, s_S, s_dS, s_values, s_channels, s_g, s_scalars, ready, free, num_chunks, ROWS, T, NC,
-    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BOUNDED: gl.constexpr,
-    PLACES: gl.constexpr,
+    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, C: gl.constexpr,
+    BOUNDED: gl.constexpr, PLACES: gl.constexpr,
 ):  # fmt: skip
     """One warp that fetches the chunks of this program."""
     LINE: gl.constexpr = fetch_layout()
@@ -118,15 +122,15 @@ def _fetch(
         begin, _ = chunk_place(chunk, p_starts, p_ends, T, NC, C, PLACES)
         bar = ready.index(VALUES)
         mbarrier.wait(free.index(VALUES), phase ^ 1)
-        mbarrier.expect(bar, DT_BYTES * V * (STATES * K + NUM_VALUES * C))
-        tma.async_copy_global_to_shared(t_states, [item * V, 0], bar, s_S)
-        tma.async_copy_global_to_shared(t_do, [begin, i_hv * V], bar, s_values.index(DO))
-        tma.async_copy_global_to_shared(t_dv, [begin, i_hv * V], bar, s_values.index(DV))
-        tma.async_copy_global_to_shared(t_dstates, [item * V, 0], bar, s_dS)
-        tma.async_copy_global_to_shared(t_y, [row, i_hv * V], bar, s_values.index(Y))
-        tma.async_copy_global_to_shared(t_y, [ROWS + row, i_hv * V], bar, s_values.index(Y_LOW))
-        tma.async_copy_global_to_shared(t_v, [begin, i_hv * V], bar, s_values.index(V_GIVEN))
-        tma.async_copy_global_to_shared(t_o, [begin, i_hv * V], bar, s_values.index(O))
+        mbarrier.expect(bar, DT_BYTES * BV * (STATES * BK + NUM_VALUES * C))
+        fetch_state(t_states, item, 0, V, bar, s_S)
+        fetch_tile(t_do, i_hv, begin, 0, V, bar, s_values.index(DO))
+        fetch_tile(t_dv, i_hv, begin, 0, V, bar, s_values.index(DV))
+        fetch_state(t_dstates, item, 0, V, bar, s_dS)
+        fetch_tile(t_y, i_hv, row, 0, V, bar, s_values.index(Y))
+        fetch_tile(t_y, i_hv, ROWS + row, 0, V, bar, s_values.index(Y_LOW))
+        fetch_tile(t_v, i_hv, begin, 0, V, bar, s_values.index(V_GIVEN))
+        fetch_tile(t_o, i_hv, begin, 0, V, bar, s_values.index(O))
         o_line = row.to(gl.int64) * HV + i_hv
         async_copy.async_copy_global_to_shared(s_scalars.index(phase * SCALARS + RHO), p_rho + o_line + b_token)
         for n in gl.static_range(NORMS):
@@ -138,67 +142,61 @@ def _fetch(
         bar = ready.index(CHANNELS)
         mbarrier.wait(free.index(CHANNELS), phase ^ 1)
         if BOUNDED:
-            mbarrier.expect(bar, C * K * (NUM_DECAYED * DT_BYTES + GATE_BYTES))
-            tma.async_copy_global_to_shared(t_keys, [K_BACK * ROWS + row, i_hv * K], bar, s_channels.index(SLOT_K_BACK))
-            tma.async_copy_global_to_shared(
-                t_keys, [K_FORWARD * ROWS + row, i_hv * K], bar, s_channels.index(SLOT_K_FORWARD)
-            )
-            tma.async_copy_global_to_shared(
-                t_keys, [Q_FORWARD * ROWS + row, i_hv * K], bar, s_channels.index(SLOT_Q_FORWARD)
-            )
-            tma.async_copy_global_to_shared(
-                t_keys, [FORWARD * ROWS + row, i_hv * K], bar, s_channels.index(SLOT_FORWARD)
-            )
+            mbarrier.expect(bar, C * BK * (NUM_DECAYED * DT_BYTES + GATE_BYTES))
+            fetch_tile(t_keys, i_hv, K_BACK * ROWS + row, 0, K, bar, s_channels.index(SLOT_K_BACK))
+            fetch_tile(t_keys, i_hv, K_FORWARD * ROWS + row, 0, K, bar, s_channels.index(SLOT_K_FORWARD))
+            fetch_tile(t_keys, i_hv, Q_FORWARD * ROWS + row, 0, K, bar, s_channels.index(SLOT_Q_FORWARD))
+            fetch_tile(t_keys, i_hv, FORWARD * ROWS + row, 0, K, bar, s_channels.index(SLOT_FORWARD))
         else:
             i_h = i_hv // (HV // H)
-            mbarrier.expect(bar, C * K * (NUM_RAW * DT_BYTES + GATE_BYTES))
-            tma.async_copy_global_to_shared(t_q, [begin, i_h * K], bar, s_channels.index(QUERY))
-            tma.async_copy_global_to_shared(t_k, [begin, i_h * K], bar, s_channels.index(KEY))
-        tma.async_copy_global_to_shared(t_g, [begin, i_hv * K], bar, s_g)
+            mbarrier.expect(bar, C * BK * (NUM_RAW * DT_BYTES + GATE_BYTES))
+            fetch_tile(t_q, i_h, begin, 0, K, bar, s_channels.index(QUERY))
+            fetch_tile(t_k, i_h, begin, 0, K, bar, s_channels.index(KEY))
+        fetch_tile(t_g, i_hv, begin, 0, K, bar, s_g)
         phase ^= 1
 
 
 @gluon.jit
 def _bounded_channels(
-    b_dq, b_dk, b_dk_end, b_through, b_rho, s_channels, s_squares, s_M, K: gl.constexpr, C: gl.constexpr
+    b_dq, b_drow, b_dk, b_through, b_rho, s_channels, s_squares, s_M, BK: gl.constexpr, C: gl.constexpr
 ):
-    """dq and dk but for the diagonal pairs, the gates' gradient (begun), what reaches the end, q and k; from decayed tiles.
-
-    b_dq, b_dk, b_dk_end are S do, - S dr, dS u.
+    """dq and dk, as rows and as columns, but for the diagonal pairs, the gates' gradient (begun), what reaches the end, q and k;
+    from decayed tiles. b_dq, b_drow, b_dk are S do, - S dr, dS u.
     """
-    P: gl.constexpr = product(K, C)
-    L: gl.constexpr = left_operand(K, C)
+    P: gl.constexpr = product(BK, C)
+    L: gl.constexpr = left_operand(BK, C)
     s_D, s_D_low = s_squares.index(D), s_squares.index(D_LOW)
     s_dA, s_dA_low = s_squares.index(DA), s_squares.index(DA_LOW)
     b_kb = s_channels.index(SLOT_K_BACK).permute((1, 0)).load(L)
     b_kf = s_channels.index(SLOT_K_FORWARD).permute((1, 0)).load(L)
     b_qf = s_channels.index(SLOT_Q_FORWARD).permute((1, 0)).load(L)
     b_key = gl.convert_layout(b_kb, P).to(gl.float32)
-    b_key_rho = rounded(b_key * b_rho)
-    b_row_D = times(b_key_rho, s_D.permute((1, 0)), K, C)
-    b_row_D = plus(b_row_D, b_key_rho, s_D_low.permute((1, 0)), K, C)
-    b_column = plus(times(b_kf, s_D, K, C), b_kf, s_D_low, K, C)
-    b_qf_dA = times(b_qf, s_dA, K, C)
-    b_kb_dA = times(b_kb, s_dA.permute((1, 0)), K, C)
-    b_kb_low = times(b_kb, s_dA_low.permute((1, 0)), K, C)
-    b_through += gl.sum(b_key * b_dk_end, 1)
+    b_key_rho = rounded(b_key * b_rho, s_M.dtype)
+    b_row_D = times(b_key_rho, s_D.permute((1, 0)), BK, C)
+    b_row_D = plus(b_row_D, b_key_rho, s_D_low.permute((1, 0)), BK, C)
+    b_column = plus(times(b_kf, s_D, BK, C), b_kf, s_D_low, BK, C)
+    b_qf_dA = times(b_qf, s_dA, BK, C)
+    b_kb_dA = times(b_kb, s_dA.permute((1, 0)), BK, C)
+    b_kb_low = times(b_kb, s_dA_low.permute((1, 0)), BK, C)
+    b_through += gl.sum(b_key * b_dk, 1)
     b_row_D, b_column, b_qf_dA, b_kb_dA, b_kb_low = warpgroup_mma_wait(
         0, deps=[b_row_D, b_column, b_qf_dA, b_kb_dA, b_kb_low]
     )
-    b_dk -= b_row_D
-    b_dk_end += b_qf_dA
+    b_drow -= b_row_D
+    b_dk += b_qf_dA
     b_dq += b_kb_dA
     b_query = gl.convert_layout(b_qf, P).to(gl.float32)
-    b_dlog = gl.convert_layout(b_kf, P).to(gl.float32) * b_dk + b_key_rho.to(gl.float32) * b_column
-    b_dlog = b_dlog - b_key * b_dk_end + b_query * b_dq
-    b_dlog = _exact_sums(b_dlog, s_M.index(ONWARD), K, C)
-    b_dk_end -= b_rho * b_column
+    b_dlog = gl.convert_layout(b_kf, P).to(gl.float32) * b_drow + b_key_rho.to(gl.float32) * b_column
+    b_dlog = b_dlog - b_key * b_dk + b_query * b_dq
+    b_dlog = _exact_sums(b_dlog, s_M.index(ONWARD), BK, C)
+    b_dk -= b_rho * b_column
     b_dq += b_kb_low
     b_forward = s_channels.index(SLOT_FORWARD).permute((1, 0)).load(P).to(gl.float32)
     b_back = 1.0 / b_forward
     return (
         b_dq * b_forward,
-        b_dk * b_forward + b_dk_end * b_back,
+        b_drow * b_forward,
+        b_dk * b_back,
         b_dlog,
         b_through,
         b_query * b_back,
@@ -208,49 +206,61 @@ def _bounded_channels(
 
 @gluon.jit
 def _unbounded_channels(
-    b_dq, b_dk, b_dk_end, b_through, b_q, b_k, b_log, b_last, s_squares, s_M,
-    K: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr,
+    b_dq, b_drow, b_dk, b_through, b_q, b_k, b_erase, b_log, b_last, s_squares, s_M,
+    levels,
+    BK: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, ERASE: gl.constexpr,
 ):  # fmt: skip
-    """The same from q and k as used (bfloat16, signs included) and the logs, border by border: `_unbounded_gradients`."""
-    b_token = gl.arange(0, C, gl.SliceLayout(0, product(K, C)))[None, :]
-    b_high = rounded(b_log)
+    """The same from q and k as used (rounded, signs included) and the logs, border by border: `_unbounded_gradients`.
+
+    Without ERASE keys as rows and as columns are one: all of dk is in b_dk, to spare registers. `levels` is LEVELS, which the
+    compiler shall not know: it would unroll the loop, and what does not fit the registers then goes by way of the second cache.
+    """
+    b_token = gl.arange(0, C, gl.SliceLayout(0, product(BK, C)))[None, :]
+    b_high = rounded(b_log, s_M.dtype)
     b_low = rest(b_log, b_high)
-    b_gamma = span_sums(b_high, b_low, s_M.index(THROUGH), K, C)
-    b_to_end = span_sums(b_high, b_low, s_M.index(AFTER), K, C)
+    b_gamma = span_sums(b_high, b_low, s_M.index(THROUGH), BK, C)
+    b_to_end = span_sums(b_high, b_low, s_M.index(AFTER), BK, C)
     b_gamma, b_to_end = warpgroup_mma_wait(0, deps=[b_gamma, b_to_end])
-    b_sums = span_sums(b_high, b_low, s_M.index(BORDERS), K, C)
     b_gamma = gl.exp2(b_gamma)
     b_dq *= b_gamma
-    b_dk *= b_gamma
-    b_dk_end *= gl.exp2(b_to_end) * b_last[:, None]
-    b_dlog = b_q.to(gl.float32) * b_dq + b_k.to(gl.float32) * (b_dk - b_dk_end)
-    b_dk += b_dk_end
+    b_drow *= b_gamma
+    b_dk *= gl.exp2(b_to_end) * b_last[:, None]
+    b_dlog = b_q.to(gl.float32) * b_dq + b_k.to(gl.float32) * (b_erase * b_drow - b_dk)
     b_through *= gl.sum(gl.where(b_token == C - 1, b_gamma, 0.0), 1) * b_last
-    b_through += gl.sum(b_k.to(gl.float32) * b_dk_end, 1)
-    for shift in range(LEVELS):
+    b_through += gl.sum(b_k.to(gl.float32) * b_dk, 1)
+    if not ERASE:
+        b_dk += b_drow
+    b_sums = span_sums(b_high, b_low, s_M.index(BORDERS), BK, C)
+    for shift in range(levels):
         b_decay = gl.exp2(warpgroup_mma_wait(0, deps=[b_sums]))
-        b_query, b_key = rounded(b_q.to(gl.float32) * b_decay), rounded(b_k.to(gl.float32) * b_decay)
+        b_query = rounded(b_q.to(gl.float32) * b_decay, s_M.dtype)
+        m_right = (b_token >> shift) % 2 == 1
+        b_key = rounded(b_k.to(gl.float32) * gl.where(m_right, b_erase, 1.0) * b_decay, s_M.dtype)
         at = shift * NUM_SQUARES
         s_N, s_N_low = s_squares.index(at + N), s_squares.index(at + N_LOW)
         s_dA, s_dA_low = s_squares.index(at + DA), s_squares.index(at + DA_LOW)
-        b_keys = plus(times(b_key, s_N, K, C), b_key, s_N_low, K, C)
-        b_row = times(b_key, s_dA.permute((1, 0)), K, C)
-        b_row = plus(b_row, b_key, s_dA_low.permute((1, 0)), K, C)
-        b_column = plus(times(b_query, s_dA, K, C), b_query, s_dA_low, K, C)
-        b_sums = span_sums(b_high, b_low, s_M.index(BORDERS + gl.minimum(shift + 1, LEVELS - 1)), K, C)
+        b_keys = plus(times(b_key, s_N, BK, C), b_key, s_N_low, BK, C)
+        b_row = times(b_key, s_dA.permute((1, 0)), BK, C)
+        b_row = plus(b_row, b_key, s_dA_low.permute((1, 0)), BK, C)
+        b_column = plus(times(b_query, s_dA, BK, C), b_query, s_dA_low, BK, C)
+        b_sums = span_sums(b_high, b_low, s_M.index(BORDERS + gl.minimum(shift + 1, LEVELS - 1)), BK, C)
         b_keys, b_row, b_column = warpgroup_mma_wait(2, deps=[b_keys, b_row, b_column])
-        b_side = gl.where((b_token >> shift) % 2 == 1, b_keys, -b_keys)
+        b_side = gl.where(m_right, b_keys, -b_keys)
         b_dlog += b_query.to(gl.float32) * b_row - b_key.to(gl.float32) * (b_side + b_column)
         b_dq += b_decay * b_row
-        b_dk += b_decay * (b_column - b_keys)
+        if ERASE:
+            b_drow -= b_decay * gl.where(m_right, b_keys, 0.0)
+            b_dk += b_decay * gl.where(m_right, 0.0, b_column - b_keys)
+        else:
+            b_dk += b_decay * (b_column - b_keys)
     b_sums = warpgroup_mma_wait(0, deps=[b_sums])
-    return b_dq, b_dk, b_dlog, b_through
+    return b_dq, b_drow, b_dk, b_dlog, b_through
 
 
 @gluon.jit
 def _store_squares(
     b_D, b_dA, b_rho, s_squares, Q: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, BOUNDED: gl.constexpr
-):
+):  # fmt: skip
     """D and dA as operands in two parts; where not BOUNDED N + N^T, N = D rho, and dA, of each border's pairs."""
     b_row = gl.arange(0, C, gl.SliceLayout(1, Q))[:, None]
     b_column = gl.arange(0, C, gl.SliceLayout(0, Q))[None, :]
@@ -269,28 +279,30 @@ def _store_squares(
 
 
 @gluon.jit
-def _send_gradients(t_dq, t_dk, t_dg, s_out, row, column):
+def _send_gradients(t_dq, t_dk, t_dg, s_out, head, row, K: gl.constexpr):
     """A chunk's gradients on their way."""
-    tma.async_copy_shared_to_global(t_dq, [row, column], s_out.index(DQ))
-    tma.async_copy_shared_to_global(t_dk, [row, column], s_out.index(DK))
+    send_tile(t_dq, head, row, 0, K, s_out.index(DQ))
+    send_tile(t_dk, head, row, 0, K, s_out.index(DK))
     if t_dg is not None:
-        tma.async_copy_shared_to_global(t_dg, [row, column], s_out.index(DG))
+        send_tile(t_dg, head, row, 0, K, s_out.index(DG))
 
 
 @gluon.jit
 def _run(
-    p_beta, p_sign, p_A_log, p_dt_bias, p_A, p_G, p_starts, p_ends,
-    t_dq, t_dk, t_dg, p_dq, p_dk, p_dg, p_dbeta, p_dlog_rate, p_dbias,
+    p_beta, p_sign, p_erase, p_A_log, p_dt_bias, p_A, p_G, p_starts, p_ends,
+    t_dq, t_dk, t_dg, p_dq, p_dk, p_dg, p_dbeta, p_derase, p_dlog_rate, p_dbias,
     s_S, s_dS, s_values, s_channels, s_g, s_scalars, s_out, s_squares, s_M, s_sums, ready, free, num_chunks, T, NC, scale,
-    HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, GATE: gl.constexpr, SIGNED: gl.constexpr,
+    HV: gl.constexpr, K: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, C: gl.constexpr,
+    GATE: gl.constexpr, SIGNED: gl.constexpr, ERASE: gl.constexpr,
     HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr, NORMALIZE: gl.constexpr, BETA_RANGE: gl.constexpr,
     LEVELS: gl.constexpr, BOUNDED: gl.constexpr, PLACES: gl.constexpr,
 ):  # fmt: skip
     """The warps that compute."""
-    P: gl.constexpr = product(K, C)
-    L: gl.constexpr = left_operand(K, C)
-    Q: gl.constexpr = by_pairs(K)
-    R: gl.constexpr = by_rows(K, V)
+    DT: gl.constexpr = s_out.dtype
+    P: gl.constexpr = product(BK, C)
+    L: gl.constexpr = left_operand(BK, C)
+    Q: gl.constexpr = by_pairs(BK)
+    R: gl.constexpr = by_rows(BK, BV)
     by_token: gl.constexpr = gl.SliceLayout(0, P)
     by_channel: gl.constexpr = gl.SliceLayout(1, P)
     by_row: gl.constexpr = gl.SliceLayout(1, R)
@@ -299,25 +311,31 @@ def _run(
     if BOUNDED:
         s_M.index(ONWARD).store(gl.where(b_from >= b_to, 1.0, 0.0).to(DT))
     else:
-        store_spans(s_M, b_from, b_to, LEVELS)
-    b_channel = gl.arange(0, K, by_channel)
+        store_spans(s_M, b_from, b_to, LEVELS, 0)
+    b_channel = gl.arange(0, BK, by_channel)
     b_token = gl.arange(0, C, by_token)[None, :]
     phase = 0
+    begin, num = chunk_place(gl.program_id(0) // HV, p_starts, p_ends, T, NC, C, PLACES)
     for item in range(gl.program_id(0), num_chunks * HV, gl.num_programs(0)):
         chunk, i_hv = item // HV, item % HV
-        begin, num = chunk_place(chunk, p_starts, p_ends, T, NC, C, PLACES)
+        following = gl.minimum(item + gl.num_programs(0), num_chunks * HV - 1) // HV
+        next_begin, next_num = chunk_place(following, p_starts, p_ends, T, NC, C, PLACES)  # early: nobody waits for it
         b_row = gl.arange(0, C, by_row)
         o_line = (begin + b_row).to(gl.int64) * HV + i_hv
-        b_beta = gl.load(p_beta + o_line, mask=b_row < num, other=0.0).to(gl.float32)
-        b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, K, C, HAS_A_LOG, HAS_DT_BIAS)
+        if BETA_RANGE > 0:
+            b_beta = gl.load(p_beta + o_line, mask=b_row < num, other=0.0).to(gl.float32)
+        b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, K, BK, C, HAS_A_LOG, HAS_DT_BIAS)
         mbarrier.wait(ready.index(VALUES), phase)
+        clear_behind(s_values, DO, O + 1, num, R, PLACES)  # do, dv, v and o
 
         # what the values contract
         b_S = s_S.permute((1, 0)).load(L)
-        b_dq = times(b_S, s_values.index(DO).permute((1, 0)), K, C)
-        b_dk = times(b_S, s_values.index(DV).permute((1, 0)), K, C)
+        b_dq = times(b_S, s_values.index(DO).permute((1, 0)), BK, C)
+        b_drow = times(b_S, s_values.index(DV).permute((1, 0)), BK, C)
         b_dS = s_dS.permute((1, 0)).load(L)
-        b_dk_end = times(b_dS, s_values.index(Y).permute((1, 0)), K, C)
+        b_dk = times(b_dS, s_values.index(Y).permute((1, 0)), BK, C)
+        if gl.float16 == DT or GATE == "none":  # whose gradients have the digits for it
+            b_dk = plus(b_dk, b_dS, s_values.index(Y_LOW).permute((1, 0)), BK, C)
         b_through = gl.convert_layout(gl.sum(b_S.to(gl.float32) * b_dS.to(gl.float32), 1), by_channel)
 
         # the products of tokens with tokens
@@ -332,13 +350,8 @@ def _run(
         b_rho = s_scalars.index(phase * SCALARS + RHO).load(gl.SliceLayout(0, Q))[None, :]
         b_length = gl.sqrt(s_scalars.index(phase * SCALARS + NORM2).load(gl.SliceLayout(1, Q)))
         m_lower = b_from > b_to
-        if (
-            PLACES != "whole"
-        ):  # what lies behind a sequence is another one's: nothing of it may be seen, not even that it is NaN
-            m_lower = m_lower & (b_from < num)
-            b_dA = gl.where(b_from < num, b_dA, 0.0)
         b_D = gl.where(m_lower, b_D / b_length[:, None], 0.0)
-        if BETA_RANGE == 0:  # du . y but for the state's part, less what G has of it
+        if BETA_RANGE == 0 and not ERASE:  # du . y but for the state's part, less what G has of it
             o_A = ((chunk * C + b_from).to(gl.int64) * HV + i_hv) * C + b_to
             b_du_y = gl.load(p_A + o_A).to(gl.float32) * b_dA - gl.load(p_G + o_A) * b_D
             s_sums.index(DU_Y).store(gl.sum(b_du_y, 0))
@@ -362,21 +375,19 @@ def _run(
             gl.store(p_dbeta + o_line, b_dbeta.to(p_dbeta.dtype.element_ty), mask=b_row < num)
         fence_async_shared()
         tma.store_wait(0)
-        b_dq, b_dk, b_dk_end = warpgroup_mma_wait(0, deps=[b_dq, b_dk, b_dk_end])
+        b_dq, b_drow, b_dk = warpgroup_mma_wait(0, deps=[b_dq, b_drow, b_dk])
         gl.thread_barrier()  # what was written is there, the values are used up, the last chunk's gradients have left
         mbarrier.arrive(free.index(VALUES), count=USED_ARRIVE)
         b_rho = s_scalars.index(phase * SCALARS + RHO).load(by_token)[None, :]
-        b_dk *= (-1.0 / gl.sqrt(s_scalars.index(phase * SCALARS + NORM2).load(by_token)))[None, :]
-        if PLACES != "whole":
-            b_dq, b_dk = gl.where(b_token < num, b_dq, 0.0), gl.where(b_token < num, b_dk, 0.0)
+        b_drow *= (-1.0 / gl.sqrt(s_scalars.index(phase * SCALARS + NORM2).load(by_token)))[None, :]
 
         # along the channels
         mbarrier.wait(ready.index(CHANNELS), phase)
         if BOUNDED:
-            if BETA_RANGE == 0:
-                b_reach = gl.sum(s_channels.index(SLOT_K_BACK).permute((1, 0)).load(P).to(gl.float32) * b_dk_end, 0)
-            b_dq, b_dk, b_dlog, b_through, b_q, b_k = _bounded_channels(
-                b_dq, b_dk, b_dk_end * b_rho, b_through, b_rho, s_channels, s_squares, s_M, K, C
+            if BETA_RANGE == 0 and not ERASE:
+                b_reach = gl.sum(s_channels.index(SLOT_K_BACK).permute((1, 0)).load(P).to(gl.float32) * b_dk, 0)
+            b_dq, b_drow, b_dk, b_dlog, b_through, b_q, b_k = _bounded_channels(
+                b_dq, b_drow, b_dk * b_rho, b_through, b_rho, s_channels, s_squares, s_M, BK, C
             )
         else:
             b_inverse, b_power = (
@@ -387,26 +398,58 @@ def _run(
             b_k = s_channels.index(KEY).permute((1, 0)).load(P).to(gl.float32) * b_power[None, :]
             b_g = finite_gate(s_g.permute((1, 0)).load(P).to(gl.float32), GATE)
             b_log, b_negative = log_gate(b_g, b_rate, b_bias, GATE, False)
+            b_log = held_log(b_log, DT)
             if PLACES != "whole":
                 b_q, b_k = gl.where(b_token < num, b_q, 0.0), gl.where(b_token < num, b_k, 0.0)
                 b_log = gl.where(b_token < num, b_log, 0.0)
-            b_last = gl.full([K], 1.0, gl.float32, by_channel)
-            if SIGNED:
-                b_negative = given_signs(p_sign, begin, num, i_hv, K, C, HV, PLACES)
-                b_count = times(gl.where(b_negative, 1.0, 0.0).to(DT), s_M.index(THROUGH), K, C)
+                b_negative = b_negative & (b_token < num)
+            b_last = gl.full([BK], 1.0, gl.float32, by_channel)
+            if SIGNED == "given":
+                b_negative = channel_tile(p_sign, begin, num, i_hv, 1, K, BK, C, HV, PLACES) < 0
+            if SIGNED != "no":
+                b_count = times(gl.where(b_negative, 1.0, 0.0).to(DT), s_M.index(THROUGH), BK, C)
                 b_count = warpgroup_mma_wait(0, deps=[b_count])
                 b_sign = gl.where(b_count.to(gl.int32) % 2 == 1, -1.0, 1.0)
                 b_q, b_k = b_q * b_sign, b_k * b_sign
                 b_last = gl.sum(gl.where(b_token == C - 1, b_sign, 0.0), 1)
-            b_q, b_k = rounded(b_q), rounded(b_k)  # as they were used
-            if BETA_RANGE == 0:
-                b_reach = gl.sum(b_k.to(gl.float32) * _to_end(b_log, s_M, K, C) * b_last[:, None] * b_dk_end, 0)
-            b_dq, b_dk, b_dlog, b_through = _unbounded_channels(
-                b_dq, b_dk, b_dk_end * b_rho, b_through, b_q, b_k, b_log, b_last, s_squares, s_M, K, C, LEVELS
+                b_sign = rounded(b_sign, DT)  # two a register until they are used again
+            b_q, b_k = rounded(b_q, DT), rounded(b_k, DT)  # as they were used
+            if BETA_RANGE == 0 and not ERASE:
+                b_reach = gl.sum(b_k.to(gl.float32) * _to_end(b_log, s_M, BK, C) * b_last[:, None] * b_dk, 0)
+            b_erase = gl.full([1, 1], 1.0, gl.float32, P)
+            if ERASE:
+                b_erase = channel_tile(p_erase, begin, num, i_hv, 0.0, K, BK, C, HV, PLACES).to(gl.float32)
+            b_dq, b_drow, b_dk, b_dlog, b_through = _unbounded_channels(
+                b_dq,
+                b_drow,
+                b_dk * b_rho,
+                b_through,
+                b_q,
+                b_k,
+                b_erase,
+                b_log,
+                b_last,
+                s_squares,
+                s_M,
+                gl.minimum(LEVELS, num_chunks + LEVELS),
+                BK,
+                C,
+                LEVELS,
+                ERASE,
             )
             b_own = b_dlog
-            b_dlog = _exact_sums(b_own, s_M.index(AFTER), K, C)  # of what comes after each token
+            b_dlog = _exact_sums(b_own, s_M.index(AFTER), BK, C)  # of what comes after each token
             b_q, b_k = b_q.to(gl.float32), b_k.to(gl.float32)
+        if ERASE:
+            if BOUNDED:
+                b_erase = channel_tile(p_erase, begin, num, i_hv, 0.0, K, BK, C, HV, PLACES).to(gl.float32)
+            o_erase = (gl.cast(begin, gl.int64) * HV + i_hv) * K
+            p_tile = p_derase + o_erase + (b_token * (HV * K) + b_channel[:, None])
+            m_erase = (b_token < num) & (b_channel[:, None] < K)
+            gl.store(p_tile, (b_k * b_drow).to(p_derase.dtype.element_ty), mask=m_erase)
+            b_dk += b_erase * b_drow
+        elif BOUNDED:
+            b_dk += b_drow
         b_diagonal = s_sums.index(DIAGONAL).load(by_token)[None, :]
         b_dq += b_diagonal * b_k
         b_dk += b_diagonal * b_q
@@ -420,10 +463,10 @@ def _run(
             b_dk = (b_dk - b_k * s_sums.index(K_DK).load(by_token)[None, :]) * b_power[None, :]
         else:
             b_dq *= scale
-        if SIGNED:
-            b_dq, b_dk = b_dq * b_sign, b_dk * b_sign
-        s_out.index(DQ).permute((1, 0)).store(rounded(b_dq))
-        s_out.index(DK).permute((1, 0)).store(rounded(b_dk))
+        if SIGNED != "no" and not BOUNDED:
+            b_dq, b_dk = b_dq * b_sign.to(gl.float32), b_dk * b_sign.to(gl.float32)
+        s_out.index(DQ).permute((1, 0)).store(rounded(b_dq, DT))
+        s_out.index(DK).permute((1, 0)).store(rounded(b_dk, DT))
 
         # the gate, read once more: it would take registers all the while
         b_g = finite_gate(s_g.permute((1, 0)).load(P).to(gl.float32), GATE)
@@ -441,17 +484,16 @@ def _run(
                 gl.store(p_dk + o_key, b_dk.to(DT), mask=m_key)
                 gl.store(p_dg + o_key, b_dg.to(p_dg.dtype.element_ty), mask=m_key)
         if t_dg is not None:
-            s_out.index(DG).permute((1, 0)).store(rounded(b_dg))
-        elif PLACES == "whole":
+            s_out.index(DG).permute((1, 0)).store(rounded(b_dg, DT))
+        elif PLACES == "whole" and K == BK:
             gl.store(p_dg + o_key, b_dg)
         else:
-            if num >= C:
-                gl.store(p_dg + o_key, b_dg)
+            gl.store(p_dg + o_key, b_dg, mask=(num >= C) & (b_token < C) & (b_channel[:, None] < K))
         if HAS_A_LOG:
-            gl.store(p_dlog_rate + gl.cast(item, gl.int64) * K + b_channel, gl.sum(b_dlog_rate, 1))
+            gl.store(p_dlog_rate + gl.cast(item, gl.int64) * BK + b_channel, gl.sum(b_dlog_rate, 1))
         if HAS_DT_BIAS:
-            gl.store(p_dbias + gl.cast(item, gl.int64) * K + b_channel, gl.sum(b_dg, 1))
-        if BETA_RANGE == 0:  # a given beta may be zero: the longer way then
+            gl.store(p_dbias + gl.cast(item, gl.int64) * BK + b_channel, gl.sum(b_dg, 1))
+        if BETA_RANGE == 0 and not ERASE:  # a given beta may be zero: the longer way then
             s_sums.index(REACH).store(b_reach)
             gl.thread_barrier()
             b_rate_used = s_scalars.index(phase * SCALARS + RHO).load(by_row)
@@ -463,27 +505,28 @@ def _run(
         gl.thread_barrier()  # the gradients are written, the channels used up
         mbarrier.arrive(free.index(CHANNELS), count=USED_ARRIVE)
         if PLACES == "whole":
-            _send_gradients(t_dq, t_dk, t_dg, s_out, begin, i_hv * K)
+            _send_gradients(t_dq, t_dk, t_dg, s_out, i_hv, begin, K)
         else:
             if num >= C:
-                _send_gradients(t_dq, t_dk, t_dg, s_out, begin, i_hv * K)
+                _send_gradients(t_dq, t_dk, t_dg, s_out, i_hv, begin, K)
+        begin, num = next_begin, next_num
         phase ^= 1
     tma.store_wait(0)
 
 
 @gluon.jit
 def hopper_gradient_kernel(
-    t_states,  # tiles [V, K] of [num_chunks * HV * V, K]
+    t_states,  # tiles [BV, BK] of [num_chunks * HV * V, K]
     t_dstates,
-    t_do,  # tiles [C, V] of [B * T, HV * V]
+    t_do,  # tiles [C, BV] of [B * T, HV * V]
     t_dv,
     t_v,
     t_o,
-    t_y,  # tiles [C, V] of [2 * ROWS, HV * V]: y and what its rounding left
-    t_q,  # tiles [C, K] of [B * T, H * K], where not BOUNDED
+    t_y,  # tiles [C, BV] of [2 * ROWS, HV * V]: y and what its rounding left
+    t_q,  # tiles [C, BK] of [B * T, H * K], where not BOUNDED
     t_k,
-    t_keys,  # tiles [C, K] of [4 * ROWS, HV * K]: q_forward, k_forward, k_back, forward; where BOUNDED
-    t_g,  # tiles [C, K] of [B * T, HV * K]
+    t_keys,  # tiles [C, BK] of [4 * ROWS, HV * K]: q_forward, k_forward, k_back, forward; where BOUNDED
+    t_g,  # tiles [C, BK] of [B * T, HV * K]
     p_A,  # [ROWS, HV, C], where beta is given
     p_G,  # float32 [ROWS, HV, C], where beta is given
     p_rho,  # [ROWS, HV]
@@ -491,18 +534,20 @@ def hopper_gradient_kernel(
     p_starts,  # [num_chunks] where PLACES is "packed"
     p_ends,
     p_beta,  # [B * T, HV]
-    p_sign,  # int8 [B * T, HV, K], where SIGNED
+    p_sign,  # int8 [B * T, HV, K], where signs are given
+    p_erase,  # [B * T, HV, K], where ERASE
     p_A_log,
     p_dt_bias,
-    t_dq,  # out, tiles [C, K] of [B * T, HV * K]
+    t_dq,  # out, tiles [C, BK] of [B * T, HV * K]
     t_dk,
     t_dg,  # None where g is float32
     p_dq,  # out [B * T, HV, K], for chunks of fewer tokens
     p_dk,
     p_dg,
-    p_dbeta,  # out [B * T, HV]
-    p_dlog_rate,  # out float32 [num_chunks, HV, K], where HAS_A_LOG
-    p_dbias,  # out float32 [num_chunks, HV, K], where HAS_DT_BIAS
+    p_dbeta,  # out [B * T, HV], where not ERASE
+    p_derase,  # out [B * T, HV, K], where ERASE
+    p_dlog_rate,  # out float32 [num_chunks, HV, BK], where HAS_A_LOG
+    p_dbias,  # out float32 [num_chunks, HV, BK], where HAS_DT_BIAS
     num_chunks,
     ROWS,  # the tokens of all chunks, were they whole
     T,
@@ -512,9 +557,12 @@ def hopper_gradient_kernel(
     HV: gl.constexpr,
     K: gl.constexpr,
     V: gl.constexpr,
+    BK: gl.constexpr,
+    BV: gl.constexpr,
     C: gl.constexpr,
     GATE: gl.constexpr,
-    SIGNED: gl.constexpr,
+    SIGNED: gl.constexpr,  # "given", "gate" or "no"
+    ERASE: gl.constexpr,
     HAS_A_LOG: gl.constexpr,
     HAS_DT_BIAS: gl.constexpr,
     NORMALIZE: gl.constexpr,
@@ -532,21 +580,23 @@ def hopper_gradient_kernel(
     mbarrier.init(free.index(CHANNELS), count=USED_ARRIVE)
     fence_async_shared()
     s_scalars, s_sums = lines(CHUNKS * SCALARS, C), lines(SUMS, C)
-    s_S, s_dS = room_for_one(V, K), room_for_one(V, K)
-    s_values, s_channels = room(NUM_VALUES, C, V), room(NUM_DECAYED if BOUNDED else NUM_RAW, C, K)
-    s_g, s_out = room_for_one(C, K, t_g.dtype), room(OUTPUTS - 1 if t_dg is None else OUTPUTS, C, K)
-    s_squares = room(NUM_SQUARES if BOUNDED else NUM_SQUARES * LEVELS, C, C)
-    s_M = room(1 if BOUNDED else BORDERS + LEVELS, C, C)
+    DT: gl.constexpr = t_states.dtype
+    s_S, s_dS = room_for_one(BV, BK, DT), room_for_one(BV, BK, DT)
+    s_values, s_channels = room(NUM_VALUES, C, BV, DT), room(NUM_DECAYED if BOUNDED else NUM_RAW, C, BK, DT)
+    s_g, s_out = room_for_one(C, BK, t_g.dtype), room(OUTPUTS - 1 if t_dg is None else OUTPUTS, C, BK, DT)
+    s_squares = room(NUM_SQUARES if BOUNDED else NUM_SQUARES * LEVELS, C, C, DT)
+    s_M = room(1 if BOUNDED else BORDERS + LEVELS, C, C, DT)
     gl.warp_specialize(
         [
             (
                 _run,
                 (
-                    p_beta, p_sign, p_A_log, p_dt_bias, p_A, p_G, p_starts, p_ends,
-                    t_dq, t_dk, t_dg, p_dq, p_dk, p_dg, p_dbeta, p_dlog_rate, p_dbias,
+                    p_beta, p_sign, p_erase, p_A_log, p_dt_bias, p_A, p_G, p_starts, p_ends,
+                    t_dq, t_dk, t_dg, p_dq, p_dk, p_dg, p_dbeta, p_derase, p_dlog_rate, p_dbias,
                     s_S, s_dS, s_values, s_channels, s_g, s_scalars, s_out, s_squares, s_M, s_sums, ready, free,
                     num_chunks, T, NC, scale,
-                    HV, K, V, C, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BOUNDED, PLACES,
+                    HV, K, BK, BV, C, GATE, SIGNED, ERASE,
+                    HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BOUNDED, PLACES,
                 ),
             ),
             (
@@ -554,7 +604,7 @@ def hopper_gradient_kernel(
                 (
                     t_states, t_dstates, t_do, t_dv, t_v, t_o, t_y, t_q, t_k, t_keys, t_g,
                     p_starts, p_ends, p_rho, p_norms, s_S, s_dS, s_values, s_channels, s_g, s_scalars, ready, free,
-                    num_chunks, ROWS, T, NC, H, HV, K, V, C, BOUNDED, PLACES,
+                    num_chunks, ROWS, T, NC, H, HV, K, V, BK, BV, C, BOUNDED, PLACES,
                 ),
             ),
         ],

@@ -18,7 +18,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from ckda.ops.triton.hopper.tile import (
     AFTER,
     BORDERS,
-    DT,
     DT_BYTES,
     FETCH_REGISTERS,
     FETCH_WARPS,
@@ -32,16 +31,21 @@ from ckda.ops.triton.hopper.tile import (
     USED_ARRIVE,
     across_border,
     barriers,
+    block_decays,
     by_pairs,
     by_rows,
+    channel_tile,
     chunk_place,
-    given_signs,
+    clear_behind,
+    fetch_tile,
     head_gate,
+    held_log,
     lines,
     product,
     rest,
     room,
     rounded,
+    send_tile,
     span_sums,
     store_spans,
     times,
@@ -61,7 +65,8 @@ Q_LENGTH, K_POWER, DIAGONAL, LINES = (gl.constexpr(i) for i in range(4))
 @gluon.jit
 def _fetch(
     t_q, t_k, t_g, p_starts, p_ends, s_in, s_g, ready, free, num_chunks, T, NC,
-    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, C: gl.constexpr, GATE_BYTES: gl.constexpr, PLACES: gl.constexpr,
+    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, BK: gl.constexpr, C: gl.constexpr,
+    GATE_BYTES: gl.constexpr, PLACES: gl.constexpr,
 ):  # fmt: skip
     """One warp that fetches the chunks of this program."""
     n = 0
@@ -72,16 +77,16 @@ def _fetch(
         slot = n % STAGES
         bar = ready.index(slot)
         mbarrier.wait(free.index(slot), ((n // STAGES) & 1) ^ 1)
-        mbarrier.expect(bar, C * K * (PAIR * DT_BYTES + GATE_BYTES))
-        tma.async_copy_global_to_shared(t_g, [row, i_hv * K], bar, s_g.index(slot))
-        tma.async_copy_global_to_shared(t_k, [row, i_h * K], bar, s_in.index(slot * PAIR + KEY))
-        tma.async_copy_global_to_shared(t_q, [row, i_h * K], bar, s_in.index(slot * PAIR + QUERY))
+        mbarrier.expect(bar, C * BK * (PAIR * DT_BYTES + GATE_BYTES))
+        fetch_tile(t_g, i_hv, row, 0, K, bar, s_g.index(slot))
+        fetch_tile(t_k, i_h, row, 0, K, bar, s_in.index(slot * PAIR + KEY))
+        fetch_tile(t_q, i_h, row, 0, K, bar, s_in.index(slot * PAIR + QUERY))
         n += 1  # noqa: SIM113
 
 
 @gluon.jit
 def _used_norms(b_q, b_k, NORMALIZE: gl.constexpr):
-    """1 / |q|, the power of two in the key and |k|^2 of the key as used: `used_queries` and `used_keys`."""
+    """1 / |q|, the power of two in the key and |k|^2 of the key as used: `_used_norms` of portable/forward.py."""
     b_inverse = gl.full([b_q.shape[0]], 1.0, gl.float32, gl.SliceLayout(1, b_q.type.layout))
     b_power, b_norm2 = b_inverse, b_inverse
     if NORMALIZE:
@@ -95,7 +100,7 @@ def _used_norms(b_q, b_k, NORMALIZE: gl.constexpr):
 
 
 @gluon.jit
-def _bounded_tiles(b_q, b_k, b_cum, b_count, s_out, p_start, p_end, o_slot, C: gl.constexpr):
+def _bounded_tiles(b_q, b_k, b_erase, b_cum, b_count, s_out, p_start, p_end, o_slot, C: gl.constexpr):
     """Decays from the chunk's middle (`bounded_decays`): the four tiles that are kept, the chunk's start and end."""
     b_token = gl.arange(0, C, gl.SliceLayout(0, b_q.type.layout))[None, :]
     b_sign = b_count.to(gl.int32) << 31
@@ -107,26 +112,26 @@ def _bounded_tiles(b_q, b_k, b_cum, b_count, s_out, p_start, p_end, o_slot, C: g
     b_back = ((gl.exp2(-b_broken).to(gl.int32, bitcast=True) - b_shift) ^ b_sign).to(gl.float32, bitcast=True)
     gl.store(p_start + o_slot, gl.exp2(b_middle - ROUND))
     gl.store(p_end + o_slot, gl.sum(gl.where(b_token == C - 1, b_forward, 0.0), 1))
-    s_out.index(FORWARD).permute((1, 0)).store(rounded(b_forward))
-    s_out.index(Q_FORWARD).permute((1, 0)).store(rounded(b_q.to(gl.float32) * b_forward))
-    s_out.index(K_FORWARD).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_forward))
-    s_out.index(K_BACK).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_back))
+    s_out.index(FORWARD).permute((1, 0)).store(rounded(b_forward, s_out.dtype))
+    s_out.index(Q_FORWARD).permute((1, 0)).store(rounded(b_q.to(gl.float32) * b_forward, s_out.dtype))
+    s_out.index(K_FORWARD).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_erase * b_forward, s_out.dtype))
+    s_out.index(K_BACK).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_back, s_out.dtype))
 
 
 @gluon.jit
-def _unbounded_tiles(b_q, b_k, b_gamma, b_to_end, b_last, s_out, p_start, p_end, o_slot, C: gl.constexpr):
-    """Decays from the chunk's start and to its end: three tiles; b_last is the sign of Gamma [K], signs are in q and k too."""
+def _unbounded_tiles(b_q, b_k, b_erase, b_gamma, b_to_end, b_last, s_out, p_start, p_end, o_slot, C: gl.constexpr):
+    """Decays from the chunk's start and to its end: three tiles; b_last is the sign of Gamma [BK], signs are in q and k too."""
     b_token = gl.arange(0, C, gl.SliceLayout(0, b_q.type.layout))[None, :]
     gl.store(p_start + o_slot, gl.zeros_like(b_last) + 1.0)
     gl.store(p_end + o_slot, gl.sum(gl.where(b_token == C - 1, b_gamma, 0.0), 1) * b_last)
-    s_out.index(Q_FORWARD).permute((1, 0)).store(rounded(b_q.to(gl.float32) * b_gamma))
-    s_out.index(K_FORWARD).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_gamma))
-    s_out.index(K_BACK).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_to_end * b_last[:, None]))
+    s_out.index(Q_FORWARD).permute((1, 0)).store(rounded(b_q.to(gl.float32) * b_gamma, s_out.dtype))
+    s_out.index(K_FORWARD).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_erase * b_gamma, s_out.dtype))
+    s_out.index(K_BACK).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_to_end * b_last[:, None], s_out.dtype))
 
 
 @gluon.jit
 def _pair_products(s_query, s_key, Q: gl.constexpr, C: gl.constexpr):
-    """query^T key and key^T key [C, C] of tiles [C, K] in shared memory; the left operand of the second is s_key[1]."""
+    """query^T key and key^T key [C, C] of tiles [C, BK] in shared memory; the left operand of the second is s_key[1]."""
     left: gl.constexpr = gl.DotOperandLayout(0, Q, 2)
     b_key = s_key[0].permute((1, 0)).load(gl.DotOperandLayout(1, Q, 2))
     b_zero = gl.zeros([C, C], gl.float32, Q)
@@ -135,22 +140,39 @@ def _pair_products(s_query, s_key, Q: gl.constexpr, C: gl.constexpr):
 
 @gluon.jit
 def _border_products(
-    b_q, b_k, b_high, b_low, b_diagonal, s_out, s_M, Q: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr
-):
-    """A and G border by border (`_unbounded_products`), by way of two pairs of tiles that take turns."""
-    K: gl.constexpr = b_q.shape[0]
+    b_q, b_k, b_erase, b_log, b_high, b_low, b_diagonal, s_out, s_M,
+    Q: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, BASE: gl.constexpr,
+):  # fmt: skip
+    """A and G block by block and then border by border (`_unbounded_products`), by way of two pairs of tiles that take turns."""
+    b_token = gl.arange(0, C, gl.SliceLayout(0, b_q.type.layout))[None, :]
+    BK: gl.constexpr = b_q.shape[0]
     b_row = gl.arange(0, C, gl.SliceLayout(1, Q))[:, None]
     b_column = gl.arange(0, C, gl.SliceLayout(0, Q))[None, :]
     b_A = gl.where(b_row == b_column, b_diagonal[:, None], 0.0)
     b_G = gl.zeros([C, C], gl.float32, Q)
-    b_sums = span_sums(b_high, b_low, s_M.index(BORDERS), K, C)
-    for shift in range(LEVELS):
+    if BASE > 0:
+        b_forward, b_back = block_decays(
+            b_log, s_M.index(BORDERS + LEVELS - BASE), s_M.index(BORDERS + LEVELS - BASE + 1), BK, C
+        )
+        s_query, s_row, s_key = s_out.index(Q_FORWARD), s_out.index(K_FORWARD), s_out.index(K_BACK)
+        s_query.permute((1, 0)).store(rounded(b_q.to(gl.float32) * b_forward, s_out.dtype))
+        s_row.permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_erase * b_forward, s_out.dtype))
+        s_key.permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_back, s_out.dtype))
+        gl.thread_barrier()
+        b_query_key, b_key_key = _pair_products(s_query, (s_key, s_row), Q, C)
+        m_pairs = (b_row > b_column) & ((b_row >> BASE) == (b_column >> BASE))
+        b_A = gl.where(m_pairs, b_query_key, b_A)
+        b_G = gl.where(m_pairs, b_key_key, b_G)
+        gl.thread_barrier()  # the tiles are used up
+    b_sums = span_sums(b_high, b_low, s_M.index(BORDERS), BK, C)
+    for shift in range(BASE, LEVELS):
         b_decay = gl.exp2(warpgroup_mma_wait(0, deps=[b_sums]))
-        b_sums = span_sums(b_high, b_low, s_M.index(BORDERS + gl.minimum(shift + 1, LEVELS - 1)), K, C)
+        b_sums = span_sums(b_high, b_low, s_M.index(BORDERS + gl.minimum(shift + 1, LEVELS - 1) - BASE), BK, C)
         turn = shift % TURNS * PAIR
         s_query, s_key = s_out.index(turn + QUERY), s_out.index(turn + KEY)
-        s_query.permute((1, 0)).store(rounded(b_q.to(gl.float32) * b_decay))
-        s_key.permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_decay))
+        s_query.permute((1, 0)).store(rounded(b_q.to(gl.float32) * b_decay, s_out.dtype))
+        b_row_erase = gl.where((b_token >> shift) % 2 == 1, b_erase, 1.0)  # right of a border a key is a row of G
+        s_key.permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_row_erase * b_decay, s_out.dtype))
         gl.thread_barrier()  # this border's tiles are written, and the last but one's used up
         b_query_key, b_key_key = _pair_products(s_query, (s_key, s_key), Q, C)
         m_pairs = across_border(b_row, b_column, shift)
@@ -162,16 +184,18 @@ def _border_products(
 
 @gluon.jit
 def _run(
-    p_beta, p_sign, p_A_log, p_dt_bias, t_keys, p_A, p_G, p_rho, p_norms, p_start, p_end,
+    p_beta, p_sign, p_erase, p_A_log, p_dt_bias, t_keys, p_A, p_G, p_rho, p_norms, p_start, p_end,
     p_starts, p_ends, s_in, s_g, s_out, s_M, s_lines, ready, free, num_chunks, ROWS, T, NC, scale,
-    HV: gl.constexpr, K: gl.constexpr, C: gl.constexpr, GATE: gl.constexpr, SIGNED: gl.constexpr,
+    HV: gl.constexpr, K: gl.constexpr, BK: gl.constexpr, C: gl.constexpr,
+    GATE: gl.constexpr, SIGNED: gl.constexpr, ERASE: gl.constexpr,
     HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr, NORMALIZE: gl.constexpr, BETA_RANGE: gl.constexpr,
-    LEVELS: gl.constexpr, BOUNDED: gl.constexpr, PLACES: gl.constexpr,
+    LEVELS: gl.constexpr, BASE: gl.constexpr, BOUNDED: gl.constexpr, PLACES: gl.constexpr,
 ):  # fmt: skip
     """The warps that compute."""
-    P: gl.constexpr = product(K, C)
-    Q: gl.constexpr = by_pairs(K)
-    R: gl.constexpr = by_rows(K, K)
+    DT: gl.constexpr = s_out.dtype
+    P: gl.constexpr = product(BK, C)
+    Q: gl.constexpr = by_pairs(BK)
+    R: gl.constexpr = by_rows(BK, BK)
     by_token: gl.constexpr = gl.SliceLayout(0, P)
     by_channel: gl.constexpr = gl.SliceLayout(1, P)
     by_row: gl.constexpr = gl.SliceLayout(1, R)
@@ -181,51 +205,61 @@ def _run(
     if BOUNDED:
         s_M.index(THROUGH).store(gl.where(b_from <= b_to, 1.0, 0.0).to(DT))
     else:
-        store_spans(s_M, b_from, b_to, LEVELS)
+        store_spans(s_M, b_from, b_to, LEVELS, BASE)
     fence_async_shared()
     gl.thread_barrier()
-    b_channel = gl.arange(0, K, by_channel)
+    b_channel = gl.arange(0, BK, by_channel)
     b_token = gl.arange(0, C, by_token)[None, :]
     num_lines = ROWS.to(gl.int64) * HV
     n = 0
+    begin, num = chunk_place(gl.program_id(0) // HV, p_starts, p_ends, T, NC, C, PLACES)
     for item in range(gl.program_id(0), num_chunks * HV, gl.num_programs(0)):
         chunk, i_hv = item // HV, item % HV
         slot, row = n % STAGES, chunk * C
-        begin, num = chunk_place(chunk, p_starts, p_ends, T, NC, C, PLACES)
+        following = gl.minimum(item + gl.num_programs(0), num_chunks * HV - 1) // HV
+        next_begin, next_num = chunk_place(following, p_starts, p_ends, T, NC, C, PLACES)  # early: nobody waits for it
         b_row = gl.arange(0, C, by_row)
         o_line = (row + b_row).to(gl.int64) * HV + i_hv
-        p_rate = p_beta + (begin + b_row).to(gl.int64) * HV + i_hv
-        b_beta = gl.load(p_rate, mask=b_row < num, other=0.0).to(gl.float32)
-        b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, K, C, HAS_A_LOG, HAS_DT_BIAS)
+        b_beta = gl.full([C], 1.0, gl.float32, by_row)
+        b_erase = gl.full([1, 1], 1.0, gl.float32, P)
+        if ERASE:
+            b_erase = channel_tile(p_erase, begin, num, i_hv, 0.0, K, BK, C, HV, PLACES).to(gl.float32)
+        else:
+            b_beta = gl.load(p_beta + (begin + b_row).to(gl.int64) * HV + i_hv, mask=b_row < num, other=0.0).to(
+                gl.float32
+            )
+        b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, K, BK, C, HAS_A_LOG, HAS_DT_BIAS)
         mbarrier.wait(ready.index(slot), (n // STAGES) & 1)
+        clear_behind(s_in, slot * PAIR, PAIR, num, R, PLACES)
 
         # the gates, and their sums over tokens
         b_g = finite_gate(s_g.index(slot).permute((1, 0)).load(P).to(gl.float32), GATE)
         b_log, b_negative = log_gate(b_g, b_rate, b_bias, GATE, False)
-        if SIGNED:
-            b_negative = given_signs(p_sign, begin, num, i_hv, K, C, HV, PLACES)
+        b_log = held_log(b_log, DT)
+        if SIGNED == "given":
+            b_negative = channel_tile(p_sign, begin, num, i_hv, 1, K, BK, C, HV, PLACES) < 0
         if (
             PLACES != "whole"
         ):  # what lies behind a sequence is another one's: nothing of it may be seen, not even that it is NaN
             b_log = gl.where(b_token < num, b_log, 0.0)
             b_negative = b_negative & (b_token < num)
-        b_high = rounded(b_log)
+        b_high = rounded(b_log, DT)
         b_low = rest(b_log, b_high)
-        b_cum = span_sums(b_high, b_low, s_M.index(THROUGH), K, C)
-        b_count = times(gl.where(b_negative, 1.0, 0.0).to(DT), s_M.index(THROUGH), K, C)
+        b_cum = span_sums(b_high, b_low, s_M.index(THROUGH), BK, C)
+        b_count = times(gl.where(b_negative, 1.0, 0.0).to(DT), s_M.index(THROUGH), BK, C)
 
         # the norms and the learning rate
         b_q = s_in.index(slot * PAIR + QUERY).load(R).to(gl.float32)
         b_k = s_in.index(slot * PAIR + KEY).load(R).to(gl.float32)
-        if PLACES != "whole":
-            b_q, b_k = gl.where((b_row < num)[:, None], b_q, 0.0), gl.where((b_row < num)[:, None], b_k, 0.0)
         b_inverse, b_power, b_norm2 = _used_norms(b_q, b_k, NORMALIZE)
         s_lines.index(Q_LENGTH).store(b_inverse * scale)
         s_lines.index(K_POWER).store(b_power)
         if not BOUNDED:
-            b_q = rounded(b_q * (b_inverse * scale)[:, None]).to(gl.float32)
+            b_q = rounded(b_q * (b_inverse * scale)[:, None], DT).to(gl.float32)
             s_lines.index(DIAGONAL).store(gl.sum(b_q * b_k, 1) * b_power)
-        b_rho = learning_rate(b_beta, BETA_RANGE) / b_norm2
+        b_rho = b_beta / b_norm2
+        if not ERASE:
+            b_rho = learning_rate(b_beta, BETA_RANGE) / b_norm2
         if PLACES != "whole":
             b_rho = gl.where(b_row < num, b_rho, 0.0)
         gl.store(p_rho + o_line, b_rho)
@@ -241,29 +275,29 @@ def _run(
         b_q *= s_lines.index(Q_LENGTH).load(by_token)[None, :]
         b_k = s_in.index(slot * PAIR + KEY).permute((1, 0)).load(P).to(gl.float32)
         b_k *= s_lines.index(K_POWER).load(by_token)[None, :]
-        if PLACES != "whole":
-            b_q, b_k = gl.where(b_token < num, b_q, 0.0), gl.where(b_token < num, b_k, 0.0)
-        o_slot = gl.cast(item, gl.int64) * K + b_channel
+        o_slot = gl.cast(item, gl.int64) * BK + b_channel
         if BOUNDED:
-            _bounded_tiles(rounded(b_q), b_k, b_cum, b_count, s_out, p_start, p_end, o_slot, C)
+            _bounded_tiles(rounded(b_q, DT), b_k, b_erase, b_cum, b_count, s_out, p_start, p_end, o_slot, C)
         else:
-            b_last = gl.full([K], 1.0, gl.float32, by_channel)
-            if SIGNED:
+            b_last = gl.full([BK], 1.0, gl.float32, by_channel)
+            if SIGNED != "no":
                 b_sign = gl.where(b_count.to(gl.int32) % 2 == 1, -1.0, 1.0)
                 b_q, b_k = b_q * b_sign, b_k * b_sign  # a pair's sign is the product of both
                 b_last = gl.sum(gl.where(b_token == C - 1, b_sign, 0.0), 1)
             b_diagonal = s_lines.index(DIAGONAL).load(gl.SliceLayout(1, Q))
-            b_q, b_k = rounded(b_q), rounded(b_k)  # a key in bfloat16 times a power of two is as it was
+            b_q, b_k = rounded(b_q, DT), rounded(b_k, DT)  # a key in bfloat16 times a power of two is as it was
             b_gamma = gl.exp2(b_cum)
-            b_A, b_G = _border_products(b_q, b_k, b_high, b_low, b_diagonal, s_out, s_M, Q, C, LEVELS)
-            b_to_end = gl.exp2(warpgroup_mma_wait(0, deps=[span_sums(b_high, b_low, s_M.index(AFTER), K, C)]))
+            b_A, b_G = _border_products(
+                b_q, b_k, b_erase, b_log, b_high, b_low, b_diagonal, s_out, s_M, Q, C, LEVELS, BASE
+            )
+            b_to_end = gl.exp2(warpgroup_mma_wait(0, deps=[span_sums(b_high, b_low, s_M.index(AFTER), BK, C)]))
             gl.thread_barrier()  # the borders' tiles are used up
-            _unbounded_tiles(b_q, b_k, b_gamma, b_to_end, b_last, s_out, p_start, p_end, o_slot, C)
+            _unbounded_tiles(b_q, b_k, b_erase, b_gamma, b_to_end, b_last, s_out, p_start, p_end, o_slot, C)
         fence_async_shared()
         gl.thread_barrier()  # the tiles are written, and q, k and g used up
         mbarrier.arrive(free.index(slot), count=USED_ARRIVE)
         for i in gl.static_range(TILES):
-            tma.async_copy_shared_to_global(t_keys, [i * ROWS + row, i_hv * K], s_out.index(i))
+            send_tile(t_keys, i_hv, i * ROWS + row, 0, K, s_out.index(i))
 
         # the products of tokens with tokens
         if BOUNDED:
@@ -271,28 +305,30 @@ def _run(
         o_A = ((row + b_from).to(gl.int64) * HV + i_hv) * C + b_to
         gl.store(p_A + o_A, gl.where(b_from >= b_to, b_A, 0.0).to(DT))
         gl.store(p_G + o_A, gl.where(b_from > b_to, b_G, 0.0))
+        begin, num = next_begin, next_num
         n += 1  # noqa: SIM113
     tma.store_wait(0)
 
 
 @gluon.jit
 def hopper_intra_kernel(
-    t_q,  # tiles [C, K] of [B * T, H * K]
+    t_q,  # tiles [C, BK] of [B * T, H * K]
     t_k,
-    t_g,  # tiles [C, K] of [B * T, HV * K]
+    t_g,  # tiles [C, BK] of [B * T, HV * K]
     p_starts,  # [num_chunks] where PLACES is "packed"
     p_ends,
     p_beta,  # [B * T, HV]
-    p_sign,  # int8 [B * T, HV, K], where SIGNED
+    p_sign,  # int8 [B * T, HV, K], where signs are given
+    p_erase,  # [B * T, HV, K], where ERASE: the rate of each channel, and beta = 1
     p_A_log,
     p_dt_bias,
-    t_keys,  # out, tiles [C, K] of [4 * ROWS, HV * K]: q_forward, k_forward, k_back and, where BOUNDED, forward
+    t_keys,  # out, tiles [C, BK] of [4 * ROWS, HV * K]: q_forward, k_forward, k_back and, where BOUNDED, forward
     p_A,  # out [ROWS, HV, C]
     p_G,  # out float32 [ROWS, HV, C]
     p_rho,  # out float32 [ROWS, HV]
     p_norms,  # out float32 [3, ROWS, HV]
-    p_start,  # out float32 [num_chunks, HV, K]
-    p_end,  # out float32 [num_chunks, HV, K]
+    p_start,  # out float32 [num_chunks, HV, BK]
+    p_end,  # out float32 [num_chunks, HV, BK]
     num_chunks,
     ROWS,  # num_chunks * C: what is left for others has room for whole chunks
     T,
@@ -301,36 +337,40 @@ def hopper_intra_kernel(
     H: gl.constexpr,
     HV: gl.constexpr,
     K: gl.constexpr,
+    BK: gl.constexpr,
     C: gl.constexpr,
     GATE: gl.constexpr,
-    SIGNED: gl.constexpr,
+    SIGNED: gl.constexpr,  # "given", "gate" or "no"
+    ERASE: gl.constexpr,
     HAS_A_LOG: gl.constexpr,
     HAS_DT_BIAS: gl.constexpr,
     NORMALIZE: gl.constexpr,
     BETA_RANGE: gl.constexpr,
     LEVELS: gl.constexpr,  # log2 of C
+    BASE: gl.constexpr,  # that of a block, where not BOUNDED; 0: borders alone
     BOUNDED: gl.constexpr,
     PLACES: gl.constexpr,  # "whole", "ragged" (T is no multiple of C) or "packed"
 ):
     """What of a chunk does not depend on the state."""
     ready, free = barriers(STAGES, TILES_ARRIVE)
-    s_in, s_g, s_out = room(STAGES * PAIR, C, K), room(STAGES, C, K, t_g.dtype), room(NUM_KEYS, C, K)
+    DT: gl.constexpr = t_keys.dtype
+    s_in, s_g, s_out = room(STAGES * PAIR, C, BK, DT), room(STAGES, C, BK, t_g.dtype), room(NUM_KEYS, C, BK, DT)
     GATE_BYTES: gl.constexpr = t_g.dtype.primitive_bitwidth // 8
-    s_M = room(1 if BOUNDED else BORDERS + LEVELS, C, C)
+    s_M = room(1 if BOUNDED else BORDERS + LEVELS + (2 - BASE if BASE > 0 else 0), C, C, DT)
     s_lines = lines(LINES, C)
     gl.warp_specialize(
         [
             (
                 _run,
                 (
-                    p_beta, p_sign, p_A_log, p_dt_bias, t_keys, p_A, p_G, p_rho, p_norms, p_start, p_end,
+                    p_beta, p_sign, p_erase, p_A_log, p_dt_bias, t_keys, p_A, p_G, p_rho, p_norms, p_start, p_end,
                     p_starts, p_ends, s_in, s_g, s_out, s_M, s_lines, ready, free, num_chunks, ROWS, T, NC, scale,
-                    HV, K, C, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BOUNDED, PLACES,
+                    HV, K, BK, C, GATE, SIGNED, ERASE, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BASE, BOUNDED, PLACES,
                 ),
             ),
             (
                 _fetch,
-                (t_q, t_k, t_g, p_starts, p_ends, s_in, s_g, ready, free, num_chunks, T, NC, H, HV, K, C, GATE_BYTES, PLACES),
+                (t_q, t_k, t_g, p_starts, p_ends, s_in, s_g, ready, free, num_chunks, T, NC, H, HV, K, BK, C, GATE_BYTES, PLACES),
             ),
         ],
         [FETCH_WARPS],

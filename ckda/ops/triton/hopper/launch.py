@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ckda.ops.triton.hopper import BV, WARP_ROWS, tried
+from ckda.ops.triton.hopper import BV, MAX_WIDTH, WARP_ROWS, tried
 from ckda.ops.triton.launch import Launch, aligned, contiguous, gate_arguments
 from ckda.ops.triton.plan import Passed, Work, gradient_outputs
 from ckda.ops.triton.portable import launch as portable
@@ -22,25 +22,14 @@ if tried():
 
 __all__ = ["gradients", "intra", "reverse", "states"]
 
-INTRA_REGISTERS, SUMMARY_REGISTERS = 80, 128  # a thread, so that two programs fit on a multiprocessor
+# a thread, so that two programs fit on a multiprocessor; of the gradient's where heads have up to 64 channels
+INTRA_REGISTERS, SUMMARY_REGISTERS, GRADIENT_REGISTERS = 80, 128, 128
 PASS_WARPS = BV // WARP_ROWS
-GATE_ARGUMENTS = (
-    *(
-        "p_beta",
-        "p_sign",
-        "p_A_log",
-        "p_dt_bias",
-        "scale",
-        "H",
-        "HV",
-        "K",
-        "GATE",
-        "SIGNED",
-        "HAS_A_LOG",
-        "HAS_DT_BIAS",
-    ),
-    *("NORMALIZE", "BETA_RANGE"),
+BASE = (
+    3  # log2 of the blocks within which unbounded gates are taken from the middle, in the forward pass and in bfloat16
 )
+_GATE = ("beta", "sign", "A_log", "dt_bias")
+_GATE_FLAGS = ("scale", "H", "HV", "K", "GATE", "HAS_A_LOG", "HAS_DT_BIAS", "NORMALIZE", "BETA_RANGE")
 
 
 @cache
@@ -49,21 +38,50 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 @cache
-def _tile_layout(rows: int, columns: int, dtype: torch.dtype) -> Any:
-    return tile_layout(rows, columns, gl.float32 if dtype == torch.float32 else gl.bfloat16)
+def _layout(block: tuple[int, ...], dtype: torch.dtype) -> Any:
+    return tile_layout(*block, gl.float32 if dtype == torch.float32 else gl.bfloat16)
 
 
-def _tiles(x: Tensor, width: int, rows: int, columns: int) -> "TensorDescriptor":
-    """Tiles [rows, columns] of a contiguous tensor seen as a matrix of that width.
+def _described(x: Tensor, shape: list[int], strides: list[int], block: tuple[int, ...]) -> "TensorDescriptor":
+    """Tiles of a tensor seen in that shape.
 
     Without the checks of the constructor: for the many of a call they take longer than a launch.
     """
     assert x.is_contiguous()
     assert x.data_ptr() % 16 == 0
     tiles = object.__new__(TensorDescriptor)
-    tiles.base, tiles.shape, tiles.strides = x, [x.numel() // width, width], [width, 1]
-    tiles.block_shape, tiles.layout, tiles.padding = [rows, columns], _tile_layout(rows, columns, x.dtype), "zero"
+    tiles.base, tiles.shape, tiles.strides = x, shape, strides
+    tiles.block_shape, tiles.layout, tiles.padding = [*block], _layout(block, x.dtype), "zero"
     return tiles
+
+
+def _tiles(x: Tensor, rows: int, columns: int) -> "TensorDescriptor":
+    """Tiles [rows, columns] of the heads of a contiguous tensor [..., heads, width]; columns beyond the width are zero."""
+    heads, width = x.shape[-2:]
+    num = x.numel() // (heads * width)
+    if width % columns == 0:
+        return _described(x, [num, heads * width], [heads * width, 1], (rows, columns))
+    return _described(x, [heads, num, width], [width, heads * width, 1], (1, rows, columns))
+
+
+def _state_tiles(x: Tensor, rows: int, columns: int) -> "TensorDescriptor":
+    """Tiles [rows, columns] of states [..., V, K]; what is beyond them is zero."""
+    V, K = x.shape[-2:]
+    num = x.numel() // (V * K)
+    if V % rows == 0 and columns == K:
+        return _described(x, [num * V, K], [K, 1], (rows, columns))
+    return _described(x, [num, V, K], [V * K, K, 1], (1, rows, columns))
+
+
+def _gate_arguments(w: Work) -> dict[str, Any]:
+    """The raw inputs that are no tiles, and the flags that say how all are read."""
+    call, p = w.call, w.p
+    given = gate_arguments(call, ("q", "k", "g"))
+    signed = "given" if call.sign is not None else "gate" if call.gate == "signed" else "no"
+    kept = {f"p_{name}": given[f"p_{name}"] for name in _GATE} | {name: given[name] for name in _GATE_FLAGS}
+    bounded = {"LEVELS": p.C.bit_length() - 1, "BOUNDED": p.bounded}
+    erase = {"p_erase": contiguous(call.erase), "ERASE": call.erase is not None}
+    return kept | bounded | erase | {"SIGNED": signed, "BK": p.width, "C": p.C}
 
 
 def _place_arguments(w: Work) -> dict[str, Any]:
@@ -81,44 +99,37 @@ def _place_arguments(w: Work) -> dict[str, Any]:
 
 
 def intra(w: Work, G: Tensor) -> Launch:
-    """What does not depend on the state, two programs a multiprocessor."""
+    """What does not depend on the state, two programs a multiprocessor, or three where heads have up to 64 channels."""
     call, p, x, _ = w
-    given = gate_arguments(call, ("q", "k", "g"))
-    arguments = (
-        {name: given[name] for name in GATE_ARGUMENTS}
-        | _place_arguments(w)
-        | {
-            "t_q": _tiles(aligned(call.q), p.H * p.K, p.C, p.K),
-            "t_k": _tiles(aligned(call.k), p.H * p.K, p.C, p.K),
-            "t_g": _tiles(aligned(call.g), p.HV * p.K, p.C, p.K),
-            "t_keys": _tiles(x.keys, p.HV * p.K, p.C, p.K),
-            "p_A": x.squares,
-            "p_G": G,
-            "p_rho": x.rho,
-            "p_norms": x.norms,
-            "p_start": x.start,
-            "p_end": x.end,
-            "C": p.C,
-            "LEVELS": p.C.bit_length() - 1,
-            "BOUNDED": p.bounded,
-        }
-    )
-    programs = min(p.slots * p.HV, 2 * _multiprocessors(call.v.device))
-    return Launch(hopper_intra_kernel, (programs,), arguments, num_warps=p.K // WARP_ROWS, maxnreg=INTRA_REGISTERS)
+    arguments = _gate_arguments(w) | _place_arguments(w)
+    arguments |= {f"t_{name}": _tiles(aligned(getattr(call, name)), p.C, p.width) for name in ("q", "k", "g")}
+    arguments |= {
+        "t_keys": _tiles(x.keys, p.C, p.width),
+        "p_A": x.squares,
+        "p_G": G,
+        "p_rho": x.rho,
+        "p_norms": x.norms,
+        "p_start": x.start,
+        "p_end": x.end,
+        "BASE": 0 if p.bounded or p.dot == "fp16" else BASE,
+    }
+    programs = min(p.slots * p.HV, (3 if p.width == 64 else 2) * _multiprocessors(call.v.device))
+    return Launch(hopper_intra_kernel, (programs,), arguments, num_warps=p.width // WARP_ROWS, maxnreg=INTRA_REGISTERS)
 
 
 def _pass_arguments(w: Work, segments: range) -> dict[str, Any]:
     """What both passes over the chunks take."""
     p, x = w.p, w.x
     return {
-        "t_keys": _tiles(x.keys, p.HV * p.K, p.C, p.K),
-        "t_squares": _tiles(x.squares, p.HV * p.C, p.C, p.C),
+        "t_keys": _tiles(x.keys, p.C, p.width),
+        "t_squares": _tiles(x.squares, p.C, p.C),
         "p_rho": x.rho,
         "p_norm2": x.norms[2],
         "p_start": x.start,
         "p_end": x.end,
         "p_cu_seqlens": contiguous(w.call.cu_seqlens),
         "p_first": w.where.first,
+        "p_order": w.where.order,
         "ROWS": p.rows,
         "T": p.T,
         "NC": p.NC,
@@ -128,9 +139,14 @@ def _pass_arguments(w: Work, segments: range) -> dict[str, Any]:
         "NUM_SEGMENTS": len(segments),
         "HV": p.HV,
         "K": p.K,
+        "BK": p.width,
         "C": p.C,
         "BOUNDED": p.bounded,
     }
+
+
+def _value_blocks(V: int) -> int:
+    return -(-V // BV)
 
 
 def states(
@@ -139,14 +155,14 @@ def states(
     """The state pass; with a summary two programs share a multiprocessor, for there nothing but their chains takes time."""
     call, p, x, _ = w
     V = p.K if summary == "transition" else p.V
-    outputs, width = summary == "none", p.HV * p.V
+    outputs = summary == "none"
     arguments = _pass_arguments(w, segments) | {
-        "t_v": None if summary == "transition" else _tiles(aligned(call.v), width, p.C, BV),
+        "t_v": None if summary == "transition" else _tiles(aligned(call.v), p.C, BV),
         "p_initial": initial,
-        "t_o": _tiles(o, width, p.C, BV) if outputs and o is not None else None,
+        "t_o": _tiles(o, p.C, BV) if outputs and o is not None else None,
         "p_o": o if p.padded else None,
-        "t_y": _tiles(x.y, width, p.C, BV) if outputs else None,
-        "t_states": _tiles(x.states, p.K, BV, p.K) if outputs else None,
+        "t_y": _tiles(x.y, p.C, BV) if outputs else None,
+        "t_states": _state_tiles(x.states, BV, p.width) if outputs else None,
         "p_final": final,
         "V": V,
         "HAS_INITIAL": initial is not None,
@@ -154,7 +170,7 @@ def states(
         "SUMMARY": summary,
         "STAGES": 3 if outputs else 2,
     }
-    grid = (V // BV * p.HV * p.N * len(segments),)
+    grid = (_value_blocks(V) * p.HV * p.N * len(segments),)
     maxnreg = None if outputs else SUMMARY_REGISTERS
     return Launch(hopper_state_kernel, grid, arguments, num_warps=PASS_WARPS, maxnreg=maxnreg)
 
@@ -164,13 +180,12 @@ def reverse(
 ) -> Launch:
     """The reverse pass; without `passed` a summary."""
     p = w.p
-    width = p.HV * p.V
     arguments = _pass_arguments(w, segments) | {
-        "t_do": _tiles(do, width, p.C, BV),
+        "t_do": _tiles(do, p.C, BV),
         "p_dfinal": dfinal,
-        "t_dv": None if passed is None else _tiles(passed.dv, width, p.C, BV),
+        "t_dv": None if passed is None else _tiles(passed.dv, p.C, BV),
         "p_dv": None if passed is None or not p.padded else passed.dv,
-        "t_dstates": None if passed is None else _tiles(passed.dstates, p.K, BV, p.K),
+        "t_dstates": None if passed is None else _state_tiles(passed.dstates, BV, p.width),
         "p_dinitial": dinitial,
         "V": p.V,
         "HAS_FINAL": dfinal is not None,
@@ -178,51 +193,47 @@ def reverse(
         "SUMMARY": passed is None,
         "STAGES": 3,
     }
-    grid = (p.V // BV * p.HV * p.N * len(segments),)
+    grid = (_value_blocks(p.V) * p.HV * p.N * len(segments),)
     return Launch(hopper_reverse_kernel, grid, arguments, num_warps=PASS_WARPS)
 
 
 def gradients(w: Work, o: Tensor, do: Tensor, passed: Passed) -> tuple[list[Launch], dict[str, Any]]:
-    """The end of the backward, as many programs as there are multiprocessors; the portable kernels for what it does not hold."""
+    """The end of the backward, one program a multiprocessor, or two where heads have up to 64 channels; the portable kernels for
+    what it does not hold."""
     call, p, x, _ = w
-    if p.V > 128:
+    if p.V > MAX_WIDTH:
         return portable.gradients(w, o, do, passed)
     out = gradient_outputs(w, p.dtype)
-    keys, values = p.HV * p.K, p.HV * p.V
-    given = gate_arguments(call, ("q", "k", "g"))
-    arguments = (
-        {name: given[name] for name in GATE_ARGUMENTS}
-        | _place_arguments(w)
-        | {
-            "t_states": _tiles(x.states, p.K, p.V, p.K),
-            "t_dstates": _tiles(passed.dstates, p.K, p.V, p.K),
-            "t_do": _tiles(do, values, p.C, p.V),
-            "t_dv": _tiles(passed.dv, values, p.C, p.V),
-            "t_v": _tiles(aligned(call.v), values, p.C, p.V),
-            "t_o": _tiles(aligned(o), values, p.C, p.V),
-            "t_y": _tiles(x.y, values, p.C, p.V),
-            "t_q": None if p.bounded else _tiles(aligned(call.q), p.H * p.K, p.C, p.K),
-            "t_k": None if p.bounded else _tiles(aligned(call.k), p.H * p.K, p.C, p.K),
-            "t_keys": _tiles(x.keys, keys, p.C, p.K) if p.bounded else None,
-            "t_g": _tiles(aligned(call.g), keys, p.C, p.K),
-            "p_A": x.squares if p.given else None,
-            "p_G": x.G if p.given else None,
-            "p_rho": x.rho,
-            "p_norms": x.norms,
-            "t_dq": _tiles(out["p_dq"], keys, p.C, p.K),
-            "t_dk": _tiles(out["p_dk"], keys, p.C, p.K),
-            "t_dg": _tiles(out["p_dg"], keys, p.C, p.K) if call.g.dtype == p.dtype else None,
-            "p_dq": out["p_dq"] if p.padded else None,
-            "p_dk": out["p_dk"] if p.padded else None,
-            "p_dg": out["p_dg"] if p.padded or call.g.dtype != p.dtype else None,
-            "p_dbeta": out["p_dbeta"],
-            "p_dlog_rate": out["p_dlog_rate"],
-            "p_dbias": out["p_dbias"],
-            "V": p.V,
-            "C": p.C,
-            "LEVELS": p.C.bit_length() - 1,
-            "BOUNDED": p.bounded,
-        }
-    )
-    programs = min(p.slots * p.HV, _multiprocessors(do.device))
-    return [Launch(hopper_gradient_kernel, (programs,), arguments, num_warps=p.K // WARP_ROWS)], out
+    width = 64 if p.V <= 64 else 128
+    values = {"do": do, "dv": passed.dv, "v": aligned(call.v), "o": aligned(o), "y": x.y}
+    raw = {"q": call.q, "k": call.k}
+    arguments = _gate_arguments(w) | _place_arguments(w)
+    arguments |= {f"t_{name}": _tiles(value, p.C, width) for name, value in values.items()}
+    arguments |= {f"t_{n}": None if p.bounded else _tiles(aligned(value), p.C, p.width) for n, value in raw.items()}
+    arguments |= {
+        "t_states": _state_tiles(x.states, width, p.width),
+        "t_dstates": _state_tiles(passed.dstates, width, p.width),
+        "t_keys": _tiles(x.keys, p.C, p.width) if p.bounded else None,
+        "t_g": _tiles(aligned(call.g), p.C, p.width),
+        "p_A": x.squares if p.given else None,
+        "p_G": x.G if p.given else None,
+        "p_rho": x.rho,
+        "p_norms": x.norms,
+        "t_dq": _tiles(out["p_dq"], p.C, p.width),
+        "t_dk": _tiles(out["p_dk"], p.C, p.width),
+        "t_dg": _tiles(out["p_dg"], p.C, p.width) if call.g.dtype == p.dtype else None,
+        "p_dq": out["p_dq"] if p.padded else None,
+        "p_dk": out["p_dk"] if p.padded else None,
+        "p_dg": out["p_dg"] if p.padded or call.g.dtype != p.dtype else None,
+        "p_dbeta": out["p_dbeta"],
+        "p_derase": out["p_derase"],
+        "p_dlog_rate": out["p_dlog_rate"],
+        "p_dbias": out["p_dbias"],
+        "V": p.V,
+        "BV": width,
+    }
+    at_a_time, maxnreg = (2, GRADIENT_REGISTERS) if p.width == 64 else (1, None)
+    programs = min(p.slots * p.HV, at_a_time * _multiprocessors(do.device))
+    return [
+        Launch(hopper_gradient_kernel, (programs,), arguments, num_warps=p.width // WARP_ROWS, maxnreg=maxnreg)
+    ], out

@@ -21,6 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ckda.ops.triton.hopper import BV as VALUE_COLUMNS
+from ckda.ops.triton.hopper import FLOAT16_UNIT
 from ckda.ops.triton.hopper.tile import (
     DT_BYTES,
     FETCH_REGISTERS,
@@ -36,6 +37,7 @@ from ckda.ops.triton.hopper.tile import (
     A,
     barriers,
     fetch_layout,
+    fetch_tile,
     left_operand,
     lines,
     plus,
@@ -44,12 +46,15 @@ from ckda.ops.triton.hopper.tile import (
     room,
     room_for_one,
     rounded,
+    send_state,
+    send_tile,
     times,
 )
 
 __all__ = ["hopper_reverse_kernel", "hopper_state_kernel"]
 
 BV = gl.constexpr(VALUE_COLUMNS)
+SOLVER_UNIT = gl.constexpr(FLOAT16_UNIT)
 # lines of a chunk that are fetched beside its tiles: of its tokens, of its channels
 RHO, NORM2, SCALARS = (gl.constexpr(i) for i in range(3))
 DECAY, NEXT, DECAYS = (gl.constexpr(i) for i in range(3))
@@ -58,22 +63,23 @@ DECAY, NEXT, DECAYS = (gl.constexpr(i) for i in range(3))
 @gluon.jit
 def _times_solver(b_r, s_high, s_low, s_rest, C: gl.constexpr):
     """r (high + low + rest), begun."""
-    b_high = rounded(b_r)
+    b_high = rounded(b_r, s_high.dtype)
     b_y = plus(plus(times(b_high, s_rest, BV, C), b_high, s_low, BV, C), b_high, s_high, BV, C)
     return plus(b_y, rest(b_r, b_high), s_high, BV, C)
 
 
 @gluon.jit
 def _place(
-    p_cu_seqlens, p_first, T, NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS,
+    p_cu_seqlens, p_first, p_order, T, NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS,
     HV: gl.constexpr, V: gl.constexpr, C: gl.constexpr, PLACES: gl.constexpr,
 ):  # fmt: skip
     """A program's block of values, value head and segment; of the segment its first chunk, how many chunks it has, its first token,
     and how many tokens there are from there to the end of the sequence."""
     i = gl.program_id(0)
-    NV: gl.constexpr = V // BV
+    NV: gl.constexpr = (V + BV - 1) // BV
     i_v, i_hv, i_n = i % NV, (i // NV) % HV, i // (NV * HV)
-    if PLACES == "packed":
+    if PLACES == "packed":  # the longest first, so that all end at about the same time
+        i_n = gl.load(p_order + i_n).to(gl.int32)
         begin = gl.load(p_cu_seqlens + i_n).to(gl.int32)
         length = gl.load(p_cu_seqlens + i_n + 1).to(gl.int32) - begin
         first = gl.load(p_first + i_n).to(gl.int32)
@@ -89,45 +95,45 @@ def _place(
 
 
 @gluon.jit
-def _store_part(p_x, b_x, row, column, left, HV: gl.constexpr, V: gl.constexpr, C: gl.constexpr):
-    """x [BV, C] of a chunk of fewer tokens, `left` of them, to [B * T, HV * V]."""
-    b_value = column + gl.arange(0, BV, gl.SliceLayout(1, product(BV, C)))[:, None]
+def _store_part(p_x, b_x, row, i_hv, i_v, left, HV: gl.constexpr, V: gl.constexpr, C: gl.constexpr):
+    """x [BV, C] of a chunk of fewer tokens, `left` of them, to [B * T, HV, V]."""
+    b_value = i_v * BV + gl.arange(0, BV, gl.SliceLayout(1, product(BV, C)))[:, None]
     b_token = gl.arange(0, C, gl.SliceLayout(0, product(BV, C)))[None, :]
-    o_x = (row + b_token).to(gl.int64) * (HV * V) + b_value
-    gl.store(p_x + o_x, b_x.to(p_x.dtype.element_ty), mask=(b_token < left) & (b_value >= 0))
+    o_x = ((row + b_token).to(gl.int64) * HV + i_hv) * V + b_value
+    gl.store(p_x + o_x, b_x.to(p_x.dtype.element_ty), mask=(b_token < left) & (b_value < V))
 
 
 @gluon.jit
-def _send(t_x, s_x, row, column, left, C: gl.constexpr, PLACES: gl.constexpr):
+def _send(t_x, s_x, i_hv, row, i_v, left, V: gl.constexpr, C: gl.constexpr, PLACES: gl.constexpr):
     """A tile on its way, if all of its tokens belong to the sequence."""
     if PLACES == "whole":
-        tma.async_copy_shared_to_global(t_x, [row, column], s_x)
+        send_tile(t_x, i_hv, row, i_v * BV, V, s_x)
     else:
         if left >= C:
-            tma.async_copy_shared_to_global(t_x, [row, column], s_x)
+            send_tile(t_x, i_hv, row, i_v * BV, V, s_x)
 
 
 @gluon.jit
-def _state_offsets(i_v, i_hv, i_n, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr):
-    """Where a program's state [BV, K] lies in float32 [N, HV, K, V]; its values and channels."""
-    b_value = i_v * BV + gl.arange(0, BV, gl.SliceLayout(1, product(BV, K)))
-    b_channel = gl.arange(0, K, gl.SliceLayout(0, product(BV, K)))
-    o_state = (i_n.to(gl.int64) * HV + i_hv) * (K * V)
-    return o_state + b_channel[None, :] * V + b_value[:, None], b_value, b_channel
+def _state_offsets(i_v, i_hv, i_n, HV: gl.constexpr, K: gl.constexpr, BK: gl.constexpr, V: gl.constexpr):
+    """Where a program's state [BV, BK] lies in float32 [N, HV, K, V], which of it there is; its values and channels."""
+    b_value = i_v * BV + gl.arange(0, BV, gl.SliceLayout(1, product(BV, BK)))
+    b_channel = gl.arange(0, BK, gl.SliceLayout(0, product(BV, BK)))
+    o_state = (i_n.to(gl.int64) * HV + i_hv) * (K * V) + b_channel[None, :] * V + b_value[:, None]
+    return o_state, (b_channel < K)[None, :] & (b_value < V)[:, None], b_value, b_channel
 
 
 @gluon.jit
 def _fetch(
-    tiles,  # of (tensor, its first row, column, tile)
+    tiles,  # of (tensor, head, its first row, column, the head's width, tile)
     p_rho, p_norm2, p_decay, p_next, s_scalars, s_decays, ready, free, first, num, i_hv,
-    HV: gl.constexpr, K: gl.constexpr, C: gl.constexpr, BYTES: gl.constexpr, STAGES: gl.constexpr, REVERSED: gl.constexpr,
+    HV: gl.constexpr, BK: gl.constexpr, C: gl.constexpr, BYTES: gl.constexpr, STAGES: gl.constexpr, REVERSED: gl.constexpr,
     BOUNDED: gl.constexpr,
 ):  # fmt: skip
     """One warp that fetches the chunks in order: their tiles, rho and |k|^2 of their tokens, their decay, and where BOUNDED that of
     the next chunk."""
     LINE: gl.constexpr = fetch_layout()
     b_token = gl.arange(0, C, LINE) * HV + i_hv
-    b_channel = gl.arange(0, K, LINE) + i_hv * K
+    b_channel = gl.arange(0, BK, LINE) + i_hv * BK
     for step in range(num):
         slot = step % STAGES
         chunk, following = first + step, first + gl.minimum(step + 1, num - 1)
@@ -137,17 +143,17 @@ def _fetch(
         mbarrier.wait(free.index(slot), ((step // STAGES) & 1) ^ 1)
         mbarrier.expect(bar, BYTES)
         for n in gl.static_range(len(tiles)):
-            t_x, row, column, s_x = tiles[n]
-            tma.async_copy_global_to_shared(t_x, [row + chunk * C, column], bar, s_x.index(slot))
+            t_x, head, row, column, width, s_x = tiles[n]
+            fetch_tile(t_x, head, row + chunk * C, column, width, bar, s_x.index(slot))
         o_line = chunk.to(gl.int64) * (C * HV)
         async_copy.async_copy_global_to_shared(s_scalars.index(slot * SCALARS + RHO), p_rho + o_line + b_token)
         async_copy.async_copy_global_to_shared(s_scalars.index(slot * SCALARS + NORM2), p_norm2 + o_line + b_token)
         async_copy.async_copy_global_to_shared(
-            s_decays.index(slot * DECAYS + DECAY), p_decay + chunk.to(gl.int64) * (HV * K) + b_channel
+            s_decays.index(slot * DECAYS + DECAY), p_decay + chunk.to(gl.int64) * (HV * BK) + b_channel
         )
         if BOUNDED:
             async_copy.async_copy_global_to_shared(
-                s_decays.index(slot * DECAYS + NEXT), p_next + following.to(gl.int64) * (HV * K) + b_channel
+                s_decays.index(slot * DECAYS + NEXT), p_next + following.to(gl.int64) * (HV * BK) + b_channel
             )
         async_copy.mbarrier_arrive(bar, increment_count=False)
 
@@ -157,45 +163,49 @@ def _run_states(
     p_initial, p_start, p_final, t_o, p_o, t_y, t_states,
     s_k_forward, s_k_back, s_q_forward, s_v, s_A, s_solver, s_solver_low, s_solver_rest,
     s_scalars, s_decays, s_S, s_y, s_y_low, s_o, ready, free, i_v, i_hv, i_n, first, num, begin, length, ROWS,
-    HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, C: gl.constexpr,
+    HV: gl.constexpr, K: gl.constexpr, BK: gl.constexpr, V: gl.constexpr, C: gl.constexpr,
     HAS_INITIAL: gl.constexpr, STORE_FINAL: gl.constexpr, SUMMARY: gl.constexpr, STAGES: gl.constexpr, BOUNDED: gl.constexpr,
     PLACES: gl.constexpr,
 ):  # fmt: skip
     """The four warps of `hopper_state_kernel` that compute."""
+    DT: gl.constexpr = s_k_back.dtype
     OUTPUTS: gl.constexpr = SUMMARY == "none"
     VALUES: gl.constexpr = SUMMARY != "transition"
     by_token: gl.constexpr = gl.SliceLayout(0, product(BV, C))
-    by_channel: gl.constexpr = gl.SliceLayout(0, product(BV, K))
-    o_state, b_value, b_channel = _state_offsets(i_v, i_hv, i_n, HV, K, V)
-    b_S = gl.zeros([BV, K], gl.float32, product(BV, K))
+    by_channel: gl.constexpr = gl.SliceLayout(0, product(BV, BK))
+    o_state, m_state, b_value, b_channel = _state_offsets(i_v, i_hv, i_n, HV, K, BK, V)
+    b_S = gl.zeros([BV, BK], gl.float32, product(BV, BK))
     if SUMMARY == "transition":
         b_S += gl.where(b_channel[None, :] == b_value[:, None], 1.0, 0.0)
     elif HAS_INITIAL:
-        b_S += gl.load(p_initial + o_state)
+        b_S += gl.load(p_initial + o_state, mask=m_state, other=0.0)
     if BOUNDED:  # the loop carries S*
-        m_some = b_channel < gl.where(num > 0, K, 0)
-        b_S *= gl.load(p_start + (first.to(gl.int64) * HV + i_hv) * K + b_channel, mask=m_some, other=1.0)[None, :]
+        m_some = b_channel < gl.where(num > 0, BK, 0)
+        b_S *= gl.load(p_start + (first.to(gl.int64) * HV + i_hv) * BK + b_channel, mask=m_some, other=1.0)[None, :]
     for step in range(num):
         slot = step % STAGES
-        row, column = (first + step) * C, i_hv * V + i_v * BV
+        row = (first + step) * C
         token, left = begin + step * C, length - step * C
         mbarrier.wait(ready.index(slot), (step // STAGES) & 1)
         s_kf = s_k_forward.index(slot).permute((1, 0))
-        b_high = rounded(b_S)
+        b_high = rounded(b_S, DT)
         b_r = times(b_high, s_kf, BV, C)
         b_r = plus(b_r, rest(b_S, b_high), s_kf, BV, C)
         if OUTPUTS:
-            b_o = times(b_high, s_q_forward.index(slot).permute((1, 0)), BV, C)
+            s_qf = s_q_forward.index(slot).permute((1, 0))
+            b_o = times(b_high, s_qf, BV, C)
+            if gl.float16 == DT:  # whose outputs have the digits for it
+                b_o = plus(b_o, rest(b_S, b_high), s_qf, BV, C)
             s_S.store(b_high)
             fence_async_shared()
             tma.store_wait(0)
             gl.thread_barrier()  # the state is written, and the last chunk's y and o have left
-            tma.async_copy_shared_to_global(t_states, [((first + step) * HV + i_hv) * V + i_v * BV, 0], s_S)
+            send_state(t_states, (first + step) * HV + i_hv, i_v * BV, V, s_S)
         b_rho = s_scalars.index(slot * SCALARS + RHO).load(by_token)
         if VALUES:
             b_length = gl.sqrt(s_scalars.index(slot * SCALARS + NORM2).load(by_token))
             b_v = s_v.index(slot).permute((1, 0)).load(product(BV, C)).to(gl.float32)
-        b_r = -warpgroup_mma_wait(1 if OUTPUTS else 0, deps=[b_r])
+        b_r = -warpgroup_mma_wait((2 if gl.float16 == DT else 1) if OUTPUTS else 0, deps=[b_r])
         if VALUES:
             b_r += b_v * b_length[None, :]
             if PLACES != "whole":  # what lies behind the sequence is another one's
@@ -204,22 +214,24 @@ def _run_states(
         s_low, s_rest = s_solver_low.index(slot).permute((1, 0)), s_solver_rest.index(slot).permute((1, 0))
         b_y = _times_solver(b_r, s_high, s_low, s_rest, C)
         b_y = warpgroup_mma_wait(0, deps=[b_y])
+        if gl.float16 == DT:
+            b_y *= 1.0 / SOLVER_UNIT
         b_u = b_y * b_rho[None, :]
-        b_high = rounded(b_u)
+        b_high = rounded(b_u, DT)
         b_low = rest(b_u, b_high)
         s_kb = s_k_back.index(slot)
-        b_added = plus(times(b_high, s_kb, BV, K), b_low, s_kb, BV, K)
+        b_added = plus(times(b_high, s_kb, BV, BK), b_low, s_kb, BV, BK)
         if OUTPUTS:
             b_o = warpgroup_mma_wait(2, deps=[b_o])
             s_A_t = s_A.index(slot).permute((1, 0))
             b_Au = plus(times(b_high, s_A_t, BV, C), b_low, s_A_t, BV, C)
-            b_high = rounded(b_y)
+            b_high = rounded(b_y, DT)
             s_y.permute((1, 0)).store(b_high)
             s_y_low.permute((1, 0)).store(rest(b_y, b_high))
             fence_async_shared()
             gl.thread_barrier()
-            tma.async_copy_shared_to_global(t_y, [row, column], s_y)
-            tma.async_copy_shared_to_global(t_y, [ROWS + row, column], s_y_low)
+            send_tile(t_y, i_hv, row, i_v * BV, V, s_y)
+            send_tile(t_y, i_hv, ROWS + row, i_v * BV, V, s_y_low)
         b_end = s_decays.index(slot * DECAYS + DECAY).load(by_channel)
         b_next = b_end
         if BOUNDED:
@@ -227,17 +239,17 @@ def _run_states(
         if OUTPUTS:
             b_Au = warpgroup_mma_wait(0, deps=[b_Au])
             b_o += b_Au
-            s_o.permute((1, 0)).store(rounded(b_o))
+            s_o.permute((1, 0)).store(rounded(b_o, DT))
             if PLACES != "whole":  # noqa: SIM102
                 if left < C:
-                    _store_part(p_o, b_o, token, column, left, HV, V, C)
+                    _store_part(p_o, b_o, token, i_hv, i_v, left, HV, V, C)
             fence_async_shared()
             tma.store_wait(2)
         b_added = warpgroup_mma_wait(0, deps=[b_added])
         gl.thread_barrier()  # all are done with this chunk's tiles, o is written, and the state has left
         mbarrier.arrive(free.index(slot), count=USED_ARRIVE)
         if OUTPUTS:
-            _send(t_o, s_o, token, column, left, C, PLACES)
+            _send(t_o, s_o, i_hv, token, i_v, left, V, C, PLACES)
         if BOUNDED:  # noqa: SIM108
             b_S = (b_S + b_added) * b_end[None, :] * b_next[None, :]
         else:
@@ -245,25 +257,26 @@ def _run_states(
     if OUTPUTS:
         tma.store_wait(0)
     if STORE_FINAL:
-        gl.store(p_final + o_state, b_S)
+        gl.store(p_final + o_state, b_S, mask=m_state)
 
 
 @gluon.jit
 def hopper_state_kernel(
     t_v,  # tiles [C, BV] of [B * T, HV * V]
-    t_keys,  # tiles [C, K] of [4 * ROWS, HV * K]: q_forward, k_forward, k_back
+    t_keys,  # tiles [C, BK] of [4 * ROWS, HV * K]: q_forward, k_forward, k_back
     t_squares,  # tiles [C, C] of [4 * ROWS, HV * C]: A, the solver in three parts
     p_rho,  # [ROWS, HV]
     p_norm2,
-    p_start,  # [chunks, HV, K]
+    p_start,  # [chunks, HV, BK]
     p_end,
     p_cu_seqlens,  # [N + 1], where PLACES is "packed"
     p_first,  # [N] the first chunk of each sequence, there too
+    p_order,  # [N] the sequences by length, there too
     p_initial,  # float32 [N, HV, K, V]
     t_o,  # out, tiles [C, BV] of [B * T, HV * V]
     p_o,  # the same, for chunks of fewer tokens
     t_y,  # out, tiles [C, BV] of [2 * ROWS, HV * V]: y and what its rounding left
-    t_states,  # out, tiles [BV, K] of [chunks * HV * V, K]
+    t_states,  # out, tiles [BV, BK] of [chunks * HV * V, K]
     p_final,  # out float32 [N, HV, K, V]
     ROWS,  # the tokens of all chunks, were they whole
     T,
@@ -273,6 +286,7 @@ def hopper_state_kernel(
     NUM_SEGMENTS,
     HV: gl.constexpr,
     K: gl.constexpr,
+    BK: gl.constexpr,
     V: gl.constexpr,
     C: gl.constexpr,
     HAS_INITIAL: gl.constexpr,
@@ -284,31 +298,32 @@ def hopper_state_kernel(
 ):
     """`state_kernel`: the state from chunk to chunk, and the outputs."""
     i_v, i_hv, i_n, first, num, begin, length = _place(
-        p_cu_seqlens, p_first, T, NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS, HV, V, C, PLACES
+        p_cu_seqlens, p_first, p_order, T, NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS, HV, V, C, PLACES
     )
+    DT: gl.constexpr = t_keys.dtype
     behind = begin - first * C  # from a chunk's place among whole ones to that of its first token
     ready, free = barriers(STAGES, LINES_ARRIVE)
-    s_scalars, s_decays = lines(STAGES * SCALARS, C), lines(STAGES * DECAYS, K)
-    s_k_forward, s_k_back = room(STAGES, C, K), room(STAGES, C, K)
-    s_solver, s_solver_low, s_solver_rest = room(STAGES, C, C), room(STAGES, C, C), room(STAGES, C, C)
+    s_scalars, s_decays = lines(STAGES * SCALARS, C), lines(STAGES * DECAYS, BK)
+    s_k_forward, s_k_back = room(STAGES, C, BK, DT), room(STAGES, C, BK, DT)
+    s_solver, s_solver_low, s_solver_rest = room(STAGES, C, C, DT), room(STAGES, C, C, DT), room(STAGES, C, C, DT)
     tiles = (
-        (t_keys, K_FORWARD * ROWS, i_hv * K, s_k_forward),
-        (t_squares, SOLVER_REST * ROWS, i_hv * C, s_solver_rest),
-        (t_squares, SOLVER_LOW * ROWS, i_hv * C, s_solver_low),
-        (t_squares, SOLVER * ROWS, i_hv * C, s_solver),
-        (t_keys, K_BACK * ROWS, i_hv * K, s_k_back),
+        (t_keys, i_hv, K_FORWARD * ROWS, 0, K, s_k_forward),
+        (t_squares, i_hv, SOLVER_REST * ROWS, 0, C, s_solver_rest),
+        (t_squares, i_hv, SOLVER_LOW * ROWS, 0, C, s_solver_low),
+        (t_squares, i_hv, SOLVER * ROWS, 0, C, s_solver),
+        (t_keys, i_hv, K_BACK * ROWS, 0, K, s_k_back),
     )
     s_v, s_q_forward, s_A, s_S, s_y, s_y_low, s_o = s_k_back, s_k_back, s_k_back, s_k_back, s_k_back, s_k_back, s_k_back
     if SUMMARY != "transition":
-        s_v = room(STAGES, C, BV)
-        tiles = tiles + ((t_v, behind, i_hv * V + i_v * BV, s_v),)  # type: ignore[assignment]  # noqa: RUF005
+        s_v = room(STAGES, C, BV, DT)
+        tiles = tiles + ((t_v, i_hv, behind, i_v * BV, V, s_v),)  # type: ignore[assignment]  # noqa: RUF005
     if SUMMARY == "none":
-        s_q_forward, s_A = room(STAGES, C, K), room(STAGES, C, C)
-        tiles = tiles + ((t_keys, Q_FORWARD * ROWS, i_hv * K, s_q_forward), (t_squares, A * ROWS, i_hv * C, s_A))  # type: ignore[assignment]  # noqa: RUF005
-        s_S = room_for_one(BV, K)
-        s_y, s_y_low, s_o = room_for_one(C, BV), room_for_one(C, BV), room_for_one(C, BV)
+        s_q_forward, s_A = room(STAGES, C, BK, DT), room(STAGES, C, C, DT)
+        tiles = tiles + ((t_keys, i_hv, Q_FORWARD * ROWS, 0, K, s_q_forward), (t_squares, i_hv, A * ROWS, 0, C, s_A))  # type: ignore[assignment]  # noqa: RUF005
+        s_S = room_for_one(BV, BK, DT)
+        s_y, s_y_low, s_o = room_for_one(C, BV, DT), room_for_one(C, BV, DT), room_for_one(C, BV, DT)
     more: gl.constexpr = 1 if SUMMARY == "none" else 0
-    columns: gl.constexpr = (2 + more) * K + (3 + more) * C + (0 if SUMMARY == "transition" else BV)
+    columns: gl.constexpr = (2 + more) * BK + (3 + more) * C + (0 if SUMMARY == "transition" else BV)
     gl.warp_specialize(
         [
             (
@@ -318,14 +333,14 @@ def hopper_state_kernel(
                     s_k_forward, s_k_back, s_q_forward, s_v, s_A, s_solver, s_solver_low, s_solver_rest,
                     s_scalars, s_decays, s_S, s_y, s_y_low, s_o,
                     ready, free, i_v, i_hv, i_n, first, num, begin, length, ROWS,
-                    HV, K, V, C, HAS_INITIAL, STORE_FINAL, SUMMARY, STAGES, BOUNDED, PLACES,
+                    HV, K, BK, V, C, HAS_INITIAL, STORE_FINAL, SUMMARY, STAGES, BOUNDED, PLACES,
                 ),
             ),
             (
                 _fetch,
                 (
                     tiles, p_rho, p_norm2, p_end, p_start, s_scalars, s_decays, ready, free, first, num, i_hv,
-                    HV, K, C, DT_BYTES * C * columns, STAGES, False, BOUNDED,
+                    HV, BK, C, DT_BYTES * C * columns, STAGES, False, BOUNDED,
                 ),
             ),
         ],
@@ -339,42 +354,42 @@ def _run_gradients(
     p_dfinal, p_end, p_dinitial, t_dv, p_dv, t_dstates,
     s_k_forward, s_k_back, s_q_forward, s_do, s_A, s_solver, s_solver_low, s_solver_rest, s_scalars, s_decays, s_dS, s_dv,
     ready, free, i_v, i_hv, i_n, first, num, begin, length,
-    HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, C: gl.constexpr,
+    HV: gl.constexpr, K: gl.constexpr, BK: gl.constexpr, V: gl.constexpr, C: gl.constexpr,
     HAS_FINAL: gl.constexpr, STORE_INITIAL: gl.constexpr, SUMMARY: gl.constexpr, STAGES: gl.constexpr, BOUNDED: gl.constexpr,
     PLACES: gl.constexpr,
 ):  # fmt: skip
     """The four warps of `hopper_reverse_kernel` that compute."""
+    DT: gl.constexpr = s_k_back.dtype
     by_token: gl.constexpr = gl.SliceLayout(0, product(BV, C))
-    by_channel: gl.constexpr = gl.SliceLayout(0, product(BV, K))
-    o_state, _, b_channel = _state_offsets(i_v, i_hv, i_n, HV, K, V)
-    b_dS = gl.zeros([BV, K], gl.float32, product(BV, K))
+    by_channel: gl.constexpr = gl.SliceLayout(0, product(BV, BK))
+    o_state, m_state, _, b_channel = _state_offsets(i_v, i_hv, i_n, HV, K, BK, V)
+    b_dS = gl.zeros([BV, BK], gl.float32, product(BV, BK))
     if HAS_FINAL:
-        b_dS += gl.load(p_dfinal + o_state)
+        b_dS += gl.load(p_dfinal + o_state, mask=m_state, other=0.0)
     if BOUNDED:  # the loop carries Gamma / gamma_a dS
-        m_some = b_channel < gl.where(num > 0, K, 0)
-        o_last = ((first + num - 1).to(gl.int64) * HV + i_hv) * K
+        m_some = b_channel < gl.where(num > 0, BK, 0)
+        o_last = ((first + num - 1).to(gl.int64) * HV + i_hv) * BK
         b_dS *= gl.load(p_end + o_last + b_channel, mask=m_some, other=1.0)[None, :]
     for step in range(num):
         slot, chunk = step % STAGES, first + num - 1 - step
         token, left = begin + (num - 1 - step) * C, length - (num - 1 - step) * C
-        column = i_hv * V + i_v * BV
         mbarrier.wait(ready.index(slot), (step // STAGES) & 1)
         b_do = s_do.index(slot).permute((1, 0)).load(left_operand(BV, C))
         if PLACES != "whole":  # what lies behind the sequence is another one's
             b_token = gl.arange(0, C, gl.SliceLayout(0, left_operand(BV, C)))[None, :]
             b_do = gl.where(b_token < left, b_do, 0.0)
         s_kb = s_k_back.index(slot).permute((1, 0))
-        b_high = rounded(b_dS)
+        b_high = rounded(b_dS, DT)
         b_du = times(b_high, s_kb, BV, C)
         b_du = plus(b_du, rest(b_dS, b_high), s_kb, BV, C)
         b_Ado = times(b_do, s_A.index(slot), BV, C)
-        b_added = times(b_do, s_q_forward.index(slot), BV, K)
+        b_added = times(b_do, s_q_forward.index(slot), BV, BK)
         if not SUMMARY:
             s_dS.store(b_high)
             fence_async_shared()
             tma.store_wait(0)
             gl.thread_barrier()  # dS is written, and the last chunk's dv has left
-            tma.async_copy_shared_to_global(t_dstates, [(chunk * HV + i_hv) * V + i_v * BV, 0], s_dS)
+            send_state(t_dstates, chunk * HV + i_hv, i_v * BV, V, s_dS)
         b_rho = s_scalars.index(slot * SCALARS + RHO).load(by_token)
         b_length = gl.sqrt(s_scalars.index(slot * SCALARS + NORM2).load(by_token))
         b_du, b_Ado = warpgroup_mma_wait(1, deps=[b_du, b_Ado])
@@ -385,15 +400,17 @@ def _run_gradients(
             b_dS *= s_decays.index(slot * DECAYS + DECAY).load(by_channel)[None, :]
         b_dS += b_added
         b_dr = warpgroup_mma_wait(0, deps=[b_dr])
+        if gl.float16 == DT:
+            b_dr *= 1.0 / SOLVER_UNIT
         s_kf = s_k_forward.index(slot)
-        b_high = rounded(b_dr)
-        b_taken = plus(times(b_high, s_kf, BV, K), rest(b_dr, b_high), s_kf, BV, K)
+        b_high = rounded(b_dr, DT)
+        b_taken = plus(times(b_high, s_kf, BV, BK), rest(b_dr, b_high), s_kf, BV, BK)
         if not SUMMARY:
             b_dr *= b_length[None, :]
-            s_dv.permute((1, 0)).store(rounded(b_dr))
+            s_dv.permute((1, 0)).store(rounded(b_dr, DT))
             if PLACES != "whole":  # noqa: SIM102
                 if left < C:
-                    _store_part(p_dv, b_dr, token, column, left, HV, V, C)
+                    _store_part(p_dv, b_dr, token, i_hv, i_v, left, HV, V, C)
             fence_async_shared()
             tma.store_wait(0)
         if BOUNDED:
@@ -403,14 +420,14 @@ def _run_gradients(
         gl.thread_barrier()  # all are done with this chunk's tiles, dv is written, and dS has left
         mbarrier.arrive(free.index(slot), count=USED_ARRIVE)
         if not SUMMARY:
-            _send(t_dv, s_dv, token, column, left, C, PLACES)
+            _send(t_dv, s_dv, i_hv, token, i_v, left, V, C, PLACES)
         b_dS -= b_taken
         if BOUNDED:
             b_dS = b_dS * b_decay[None, :] * b_next[None, :]
     if not SUMMARY:
         tma.store_wait(0)
     if STORE_INITIAL:
-        gl.store(p_dinitial + o_state, b_dS)
+        gl.store(p_dinitial + o_state, b_dS, mask=m_state)
 
 
 @gluon.jit
@@ -420,14 +437,15 @@ def hopper_reverse_kernel(
     t_squares,
     p_rho,  # [ROWS, HV]
     p_norm2,
-    p_start,  # [chunks, HV, K]
+    p_start,  # [chunks, HV, BK]
     p_end,
     p_cu_seqlens,
     p_first,
+    p_order,
     p_dfinal,  # float32 [N, HV, K, V]
     t_dv,  # out, tiles [C, BV] of [B * T, HV * V]
     p_dv,  # the same, for chunks of fewer tokens
-    t_dstates,  # out, tiles [BV, K] of [chunks * HV * V, K]
+    t_dstates,  # out, tiles [BV, BK] of [chunks * HV * V, K]
     p_dinitial,  # out float32 [N, HV, K, V]
     ROWS,
     T,
@@ -437,6 +455,7 @@ def hopper_reverse_kernel(
     NUM_SEGMENTS,
     HV: gl.constexpr,
     K: gl.constexpr,
+    BK: gl.constexpr,
     V: gl.constexpr,
     C: gl.constexpr,
     HAS_FINAL: gl.constexpr,
@@ -448,26 +467,27 @@ def hopper_reverse_kernel(
 ):
     """`reverse_kernel`: the gradient of the state from chunk to chunk, backwards."""
     i_v, i_hv, i_n, first, num, begin, length = _place(
-        p_cu_seqlens, p_first, T, NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS, HV, V, C, PLACES
+        p_cu_seqlens, p_first, p_order, T, NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS, HV, V, C, PLACES
     )
+    DT: gl.constexpr = t_keys.dtype
     behind = begin - first * C  # from a chunk's place among whole ones to that of its first token
     ready, free = barriers(STAGES, LINES_ARRIVE)
-    s_scalars, s_decays = lines(STAGES * SCALARS, C), lines(STAGES * DECAYS, K)
-    s_k_forward, s_k_back, s_q_forward = room(STAGES, C, K), room(STAGES, C, K), room(STAGES, C, K)
-    s_solver, s_solver_low, s_solver_rest = room(STAGES, C, C), room(STAGES, C, C), room(STAGES, C, C)
-    s_A, s_do = room(STAGES, C, C), room(STAGES, C, BV)
+    s_scalars, s_decays = lines(STAGES * SCALARS, C), lines(STAGES * DECAYS, BK)
+    s_k_forward, s_k_back, s_q_forward = room(STAGES, C, BK, DT), room(STAGES, C, BK, DT), room(STAGES, C, BK, DT)
+    s_solver, s_solver_low, s_solver_rest = room(STAGES, C, C, DT), room(STAGES, C, C, DT), room(STAGES, C, C, DT)
+    s_A, s_do = room(STAGES, C, C, DT), room(STAGES, C, BV, DT)
     s_dS, s_dv = s_k_back, s_do  # not used where SUMMARY
     if not SUMMARY:
-        s_dS, s_dv = room_for_one(BV, K), room_for_one(C, BV)
+        s_dS, s_dv = room_for_one(BV, BK, DT), room_for_one(C, BV, DT)
     tiles = (
-        (t_do, behind, i_hv * V + i_v * BV, s_do),
-        (t_keys, K_BACK * ROWS, i_hv * K, s_k_back),
-        (t_squares, A * ROWS, i_hv * C, s_A),
-        (t_keys, Q_FORWARD * ROWS, i_hv * K, s_q_forward),
-        (t_squares, SOLVER_REST * ROWS, i_hv * C, s_solver_rest),
-        (t_squares, SOLVER_LOW * ROWS, i_hv * C, s_solver_low),
-        (t_squares, SOLVER * ROWS, i_hv * C, s_solver),
-        (t_keys, K_FORWARD * ROWS, i_hv * K, s_k_forward),
+        (t_do, i_hv, behind, i_v * BV, V, s_do),
+        (t_keys, i_hv, K_BACK * ROWS, 0, K, s_k_back),
+        (t_squares, i_hv, A * ROWS, 0, C, s_A),
+        (t_keys, i_hv, Q_FORWARD * ROWS, 0, K, s_q_forward),
+        (t_squares, i_hv, SOLVER_REST * ROWS, 0, C, s_solver_rest),
+        (t_squares, i_hv, SOLVER_LOW * ROWS, 0, C, s_solver_low),
+        (t_squares, i_hv, SOLVER * ROWS, 0, C, s_solver),
+        (t_keys, i_hv, K_FORWARD * ROWS, 0, K, s_k_forward),
     )
     gl.warp_specialize(
         [
@@ -478,14 +498,14 @@ def hopper_reverse_kernel(
                     s_k_forward, s_k_back, s_q_forward, s_do, s_A, s_solver, s_solver_low, s_solver_rest,
                     s_scalars, s_decays, s_dS, s_dv,
                     ready, free, i_v, i_hv, i_n, first, num, begin, length,
-                    HV, K, V, C, HAS_FINAL, STORE_INITIAL, SUMMARY, STAGES, BOUNDED, PLACES,
+                    HV, K, BK, V, C, HAS_FINAL, STORE_INITIAL, SUMMARY, STAGES, BOUNDED, PLACES,
                 ),
             ),
             (
                 _fetch,
                 (
                     tiles, p_rho, p_norm2, p_start if BOUNDED else p_end, p_end, s_scalars, s_decays, ready, free, first, num, i_hv,
-                    HV, K, C, DT_BYTES * C * (3 * K + 4 * C + BV), STAGES, True, BOUNDED,
+                    HV, BK, C, DT_BYTES * C * (3 * BK + 4 * C + BV), STAGES, True, BOUNDED,
                 ),
             ),
         ],

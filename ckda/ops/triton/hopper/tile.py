@@ -1,15 +1,25 @@
-"""What the kernels for Hopper are made of: layouts, products that are begun and awaited later, room in shared memory, barriers."""
+"""What the kernels for Hopper are made of: layouts, products that are begun and awaited later, room in shared memory, barriers.
+
+Heads have K channels and V values, tiles BK >= K and BV >= V of them, powers of two: what the tensor memory accelerator fetches
+beyond a head's width is zero, and what it would store there is left out. DT is the dtype of operands, bfloat16 or float16.
+"""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
 from ckda.ops.triton.hopper import WARP_ROWS
+from ckda.ops.triton.tile import ROUND
 
 __all__ = [
     "AFTER",
     "BORDERS",
-    "DT",
     "DT_BYTES",
     "FETCH_REGISTERS",
     "FETCH_WARPS",
@@ -28,12 +38,17 @@ __all__ = [
     "A",
     "across_border",
     "barriers",
+    "block_decays",
     "by_pairs",
     "by_rows",
+    "channel_tile",
     "chunk_place",
+    "clear_behind",
     "fetch_layout",
-    "given_signs",
+    "fetch_state",
+    "fetch_tile",
     "head_gate",
+    "held_log",
     "left_operand",
     "lines",
     "plus",
@@ -42,30 +57,37 @@ __all__ = [
     "room",
     "room_for_one",
     "rounded",
+    "send_state",
+    "send_tile",
     "span_sums",
     "store_spans",
     "tile_layout",
     "times",
 ]
 
-DT = gl.constexpr(gl.bfloat16)
 DT_BYTES = gl.constexpr(2)
 # parts of t_keys and t_squares, each of ROWS rows: KEYS and SQUARES of ckda/ops/triton/plan.py
 Q_FORWARD, K_FORWARD, K_BACK, FORWARD, NUM_KEYS = (gl.constexpr(i) for i in range(5))
 A, SOLVER, SOLVER_LOW, SOLVER_REST = (gl.constexpr(i) for i in range(4))
-# the matrices of `store_spans`: logs through a token, after it, and from here on a matrix for the borders of each level
+# the matrices of `store_spans`: logs through a token, after it, and from here on a matrix for the borders of each level; then,
+# where there are blocks, those of a token's block through it and through the block's middle
 THROUGH, AFTER, BORDERS = (gl.constexpr(i) for i in range(3))
 FETCH_WARPS = gl.constexpr(1)  # that fetch the tiles ahead, beside those that compute
 FETCH_REGISTERS = gl.constexpr(24)  # a thread of theirs, the least there is: the others get the rest
 # arrivals that a barrier waits for: the accelerator's bytes are one; where lines come too, so are the copies of 32 threads
 TILES_ARRIVE, LINES_ARRIVE = gl.constexpr(1), gl.constexpr(33)
 USED_ARRIVE = gl.constexpr(1)  # that tiles are used up is said once
+BLOCK_LOG = gl.constexpr(
+    -28.0
+)  # a gate below 2^-28 counts as that within its block: four of them leave room for q in bfloat16
+LEAST_LOG = gl.constexpr(-256.0)  # the log2 of a decay that is zero in float32, and that float16 holds
 
 
 @gluon.constexpr_function
-def tile_layout(rows, columns, dtype=gl.bfloat16):
-    """A tile [rows, columns] in shared memory."""
-    return gl.NVMMASharedLayout.get_default_for([rows, columns], dtype)
+def tile_layout(*shape_and_dtype):
+    """A tile [rows, columns] in shared memory, or [1, rows, columns] of one head."""
+    *shape, dtype = shape_and_dtype
+    return gl.NVMMASharedLayout.get_default_for(shape, dtype)
 
 
 @gluon.constexpr_function
@@ -83,15 +105,15 @@ def left_operand(rows, columns):
 
 
 @gluon.constexpr_function
-def by_pairs(K):
+def by_pairs(BK):
     """The layout of a product of tokens with tokens [C, C]: too small for Hopper's instruction."""
-    return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[2, K // WARP_ROWS // 2], instr_shape=[16, 8])
+    return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[2, BK // WARP_ROWS // 2], instr_shape=[16, 8])
 
 
 @gluon.constexpr_function
-def by_rows(K, V):
+def by_rows(BK, V):
     """The layout of a tile [C, V] whose rows are summed: every row within a warp."""
-    return gl.BlockedLayout([1, V * 16 // K], [512 // K, K // 16], [K // WARP_ROWS, 1], [1, 0])
+    return gl.BlockedLayout([1, V * 16 // BK], [512 // BK, BK // 16], [BK // WARP_ROWS, 1], [1, 0])
 
 
 @gluon.constexpr_function
@@ -100,18 +122,80 @@ def fetch_layout():
     return gl.BlockedLayout([1], [32], [FETCH_WARPS.value], [0])
 
 
+@gluon.constexpr_function
+def by_heads(t_x):
+    """Whether the tiles are of [heads, rows, width]: else of [rows, heads * width], which takes fewer instructions."""
+    return len(t_x.block_shape) == 3
+
+
 @gluon.jit
-def rounded(b_x):
-    """x in bfloat16, two numbers an instruction."""
-    return gl.inline_asm_elementwise(
-        "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [b_x], dtype=gl.bfloat16, is_pure=True, pack=2
-    )
+def _one_head(t_x, s_x):
+    """A tile in shared memory as the accelerator sees it where tiles are of heads."""
+    return s_x._reinterpret(s_x.dtype, [1, s_x.shape[0], s_x.shape[1]], t_x.layout)
+
+
+@gluon.jit
+def fetch_tile(t_x, head, row, column, width: gl.constexpr, bar, s_x):
+    """A tile of a head of that width on its way into shared memory."""
+    if by_heads(t_x):
+        tma.async_copy_global_to_shared(t_x, [head, row, column], bar, _one_head(t_x, s_x))
+    else:
+        tma.async_copy_global_to_shared(t_x, [row, head * width + column], bar, s_x)
+
+
+@gluon.jit
+def send_tile(t_x, head, row, column, width: gl.constexpr, s_x):
+    """A tile of a head of that width on its way out."""
+    if by_heads(t_x):
+        tma.async_copy_shared_to_global(t_x, [head, row, column], _one_head(t_x, s_x))
+    else:
+        tma.async_copy_shared_to_global(t_x, [row, head * width + column], s_x)
+
+
+@gluon.jit
+def fetch_state(t_x, item, row, height: gl.constexpr, bar, s_x):
+    """A tile of a state of that many values on its way into shared memory."""
+    if by_heads(t_x):
+        tma.async_copy_global_to_shared(t_x, [item, row, 0], bar, _one_head(t_x, s_x))
+    else:
+        tma.async_copy_global_to_shared(t_x, [item * height + row, 0], bar, s_x)
+
+
+@gluon.jit
+def send_state(t_x, item, row, height: gl.constexpr, s_x):
+    """A tile of a state of that many values on its way out."""
+    if by_heads(t_x):
+        tma.async_copy_shared_to_global(t_x, [item, row, 0], _one_head(t_x, s_x))
+    else:
+        tma.async_copy_shared_to_global(t_x, [item * height + row, 0], s_x)
+
+
+@gluon.jit
+def rounded(b_x, DT: gl.constexpr):
+    """x as an operand, two numbers an instruction."""
+    if gl.float16 == DT:
+        return gl.inline_asm_elementwise(
+            "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [b_x], dtype=gl.float16, is_pure=True, pack=2
+        )
+    else:
+        return gl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [b_x], dtype=gl.bfloat16, is_pure=True, pack=2
+        )
 
 
 @gluon.jit
 def rest(b_x, b_high):
-    """What the rounding of x left, in bfloat16."""
-    return rounded(b_x - b_high.to(gl.float32))
+    """What the rounding of x left, as an operand."""
+    return rounded(b_x - b_high.to(gl.float32), b_high.dtype)
+
+
+@gluon.jit
+def held_log(b_log, DT: gl.constexpr):
+    """log2|alpha| as operands hold it: float16 ends at 65504. NaN stays NaN."""
+    if gl.float16 == DT:
+        return gl.where(b_log < LEAST_LOG, LEAST_LOG, b_log)
+    else:
+        return b_log
 
 
 @gluon.jit
@@ -129,13 +213,13 @@ def plus(b_sum, b_a, s_b, rows: gl.constexpr, columns: gl.constexpr):
 
 
 @gluon.jit
-def room(n: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr, dtype: gl.constexpr = DT):
+def room(n: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr, dtype: gl.constexpr):
     """Room for n tiles."""
     return gl.allocate_shared_memory(dtype, [n, rows, columns], tile_layout(rows, columns, dtype))
 
 
 @gluon.jit
-def room_for_one(rows: gl.constexpr, columns: gl.constexpr, dtype: gl.constexpr = DT):
+def room_for_one(rows: gl.constexpr, columns: gl.constexpr, dtype: gl.constexpr):
     """Room for one tile."""
     return room(1, rows, columns, dtype).index(0)
 
@@ -147,17 +231,25 @@ def lines(n: gl.constexpr, length: gl.constexpr):
 
 
 @gluon.jit
-def store_spans(s_M, b_from, b_to, LEVELS: gl.constexpr):
-    """The matrices [C, C] by which logs are summed: through token i, after it, and to or from the borders of halves of 2^n tokens.
+def store_spans(s_M, b_from, b_to, LEVELS: gl.constexpr, BASE: gl.constexpr):
+    """The matrices [C, C] by which logs are summed: through token i, after it, within its block of 2^BASE, and to or from the
+    borders of halves of 2^n tokens.
 
     See `chunk_decay` and `border_decay` in ckda/ops/triton/tile.py.
     """
+    DT: gl.constexpr = s_M.dtype
     s_M.index(THROUGH).store(gl.where(b_from <= b_to, 1.0, 0.0).to(DT))
     s_M.index(AFTER).store(gl.where(b_from > b_to, 1.0, 0.0).to(DT))
-    for shift in gl.static_range(LEVELS):
+    if BASE > 0:
+        m_block = (b_from >> BASE) == (b_to >> BASE)
+        s_M.index(BORDERS + LEVELS - BASE).store(gl.where(m_block & (b_from <= b_to), 1.0, 0.0).to(DT))
+        s_M.index(BORDERS + LEVELS - BASE + 1).store(
+            gl.where(m_block & (b_from % (1 << BASE) < (1 << BASE) // 2), 1.0, 0.0).to(DT)
+        )
+    for shift in gl.static_range(BASE, LEVELS):
         m_right = (b_to >> shift) % 2 == 1
         m_between = ((b_from >> shift) == (b_to >> shift)) & (m_right == (b_from <= b_to))
-        s_M.index(BORDERS + shift).store(gl.where(m_between, 1.0, 0.0).to(DT))
+        s_M.index(BORDERS + shift - BASE).store(gl.where(m_between, 1.0, 0.0).to(DT))
 
 
 @gluon.jit
@@ -170,6 +262,28 @@ def across_border(b_row, b_column, shift):
 def span_sums(b_high, b_low, s_M, rows: gl.constexpr, columns: gl.constexpr):
     """(high + low) M, begun."""
     return plus(times(b_high, s_M, rows, columns), b_low, s_M, rows, columns)
+
+
+@gluon.jit
+def block_decays(b_log, s_block, s_middle, BK: gl.constexpr, C: gl.constexpr):
+    """|gamma_i / gamma_m| and its inverse [BK, C], m the middle of i's block: a pair's decay in one block is a product of two.
+
+    As `bounded_decays` in ckda/ops/triton/tile.py: gamma_m is rounded to a power of two, so that later tokens change no digit. In
+    blocks of 8 tokens bfloat16 has the range for gates of at least 2^-28, and weaker ones count as that: what they let through is
+    less than float32's rounding of what they take away.
+    """
+    b_kept = gl.where(b_log < BLOCK_LOG, BLOCK_LOG, b_log)
+    b_high = rounded(b_kept, s_block.dtype)
+    b_low = rest(b_kept, b_high)
+    b_cum = span_sums(b_high, b_low, s_block, BK, C)
+    b_middle = span_sums(b_high, b_low, s_middle, BK, C)
+    b_cum, b_middle = warpgroup_mma_wait(0, deps=[b_cum, b_middle])
+    b_round, b_middle = b_cum + ROUND, b_middle + ROUND
+    b_broken = b_cum - (b_round - ROUND)
+    b_shift = (b_round.to(gl.int32, bitcast=True) - b_middle.to(gl.int32, bitcast=True)) << 23
+    b_forward = (gl.exp2(b_broken).to(gl.int32, bitcast=True) + b_shift).to(gl.float32, bitcast=True)
+    b_back = (gl.exp2(-b_broken).to(gl.int32, bitcast=True) - b_shift).to(gl.float32, bitcast=True)
+    return b_forward, b_back
 
 
 @gluon.jit
@@ -188,15 +302,33 @@ def chunk_place(chunk, p_starts, p_ends, T, NC, C: gl.constexpr, PLACES: gl.cons
 
 
 @gluon.jit
-def given_signs(p_sign, begin, num, i_hv, K: gl.constexpr, C: gl.constexpr, HV: gl.constexpr, PLACES: gl.constexpr):
-    """Whether alpha < 0 [K, C], of a chunk's tokens."""
-    b_token = gl.arange(0, C, gl.SliceLayout(0, product(K, C)))[None, :]
-    b_channel = gl.arange(0, K, gl.SliceLayout(1, product(K, C)))[:, None]
-    o_sign = ((begin + b_token).to(gl.int64) * HV + i_hv) * K + b_channel
-    if PLACES == "whole":
-        return gl.load(p_sign + o_sign) < 0
+def clear_behind(s_tiles, first, end: gl.constexpr, num, LAYOUT: gl.constexpr, PLACES: gl.constexpr):
+    """Zero in some tiles [C, columns] what lies behind a sequence's end: it is another one's, and nothing of it may be seen, not
+    even that it is NaN. Few chunks have such tokens; the others need no masks then."""
+    if PLACES != "whole":
+        C: gl.constexpr = s_tiles.shape[1]
+        if num < C:
+            m_row = (gl.arange(0, C, gl.SliceLayout(1, LAYOUT)) < num)[:, None]
+            for i in gl.static_range(end):
+                s_tile = s_tiles.index(first + i)
+                s_tile.store(gl.where(m_row, s_tile.load(LAYOUT), 0.0))
+            fence_async_shared()
+            gl.thread_barrier()
+
+
+@gluon.jit
+def channel_tile(
+    p_x, begin, num, i_hv, other, K: gl.constexpr, BK: gl.constexpr, C: gl.constexpr, HV: gl.constexpr, PLACES: gl.constexpr
+):  # fmt: skip
+    """[BK, C] of [B * T, HV, K]: a chunk's tokens, without the accelerator; `other` where there is nothing."""
+    b_token = gl.arange(0, C, gl.SliceLayout(0, product(BK, C)))[None, :]
+    b_channel = gl.arange(0, BK, gl.SliceLayout(1, product(BK, C)))[:, None]
+    p_x += (gl.cast(begin, gl.int64) * HV + i_hv) * K  # offsets in a tile stay in 32 bits
+    o_x = b_token * (HV * K) + b_channel
+    if PLACES == "whole" and K == BK:
+        return gl.load(p_x + o_x)
     else:
-        return gl.load(p_sign + o_sign, mask=(b_token < num) & (b_channel < K), other=1) < 0
+        return gl.load(p_x + o_x, mask=(b_token < num) & (b_channel < K), other=other)
 
 
 @gluon.jit
@@ -213,14 +345,15 @@ def barriers(STAGES: gl.constexpr, ARRIVALS: gl.constexpr):
 
 @gluon.jit
 def head_gate(
-    p_A_log, p_dt_bias, i_hv, K: gl.constexpr, C: gl.constexpr, HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr
-):
-    """The head's rate exp(A_log) [1, 1] and bias [K, 1] of the channels."""
-    by_channel: gl.constexpr = gl.SliceLayout(1, product(K, C))
-    b_rate = gl.full([1, 1], 1.0, gl.float32, product(K, C))
-    b_bias = gl.zeros([K], gl.float32, by_channel)[:, None]
+    p_A_log, p_dt_bias, i_hv, K: gl.constexpr, BK: gl.constexpr, C: gl.constexpr, HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr
+):  # fmt: skip
+    """The head's rate exp(A_log) [1, 1] and bias [BK, 1] of the channels."""
+    by_channel: gl.constexpr = gl.SliceLayout(1, product(BK, C))
+    b_rate = gl.full([1, 1], 1.0, gl.float32, product(BK, C))
+    b_bias = gl.zeros([BK], gl.float32, by_channel)[:, None]
     if HAS_A_LOG:
         b_rate *= gl.exp(gl.load(p_A_log + i_hv).to(gl.float32))
     if HAS_DT_BIAS:
-        b_bias += gl.load(p_dt_bias + i_hv * K + gl.arange(0, K, by_channel)).to(gl.float32)[:, None]
+        b_channel = gl.arange(0, BK, by_channel)
+        b_bias += gl.load(p_dt_bias + i_hv * K + b_channel, mask=b_channel < K, other=0.0).to(gl.float32)[:, None]
     return b_rate, b_bias

@@ -1,4 +1,4 @@
-"""The chunk form, backward: four kernels.
+"""The chunk form, backward: four kernels, and one that sums over grouped heads.
 
 The notation is that of ckda/ops/triton/portable/forward.py; r = |k| v - (k * gamma) S.
 
@@ -38,12 +38,13 @@ from ckda.ops.triton.tile import (
     in_registers,
     learning_rate,
     operand,
+    right_of_border,
     signs_through,
     sums_from,
     widened,
 )
 
-__all__ = ["contract_kernel", "gradient_kernel", "pair_kernel", "reverse_kernel"]
+__all__ = ["contract_kernel", "gradient_kernel", "group_kernel", "pair_kernel", "reverse_kernel"]
 
 
 @triton.jit
@@ -177,49 +178,51 @@ def _unbounded_gradients(
     b_q,  # [BK, C] float32, signs included, as the next
     b_k,
     b_log,  # [BK, C] float32
+    b_erase,  # [BK, C] or [1, 1]
     b_last,  # [BK] the sign of Gamma
     b_dA,  # [C, C] float32, strictly lower
     b_D,
     b_rho,  # [C]
     b_dq,  # [BK, C] S do
-    b_dk,  # - S dr
-    b_dk_end,  # dS u
+    b_drow,  # - S dr
+    b_dk,  # dS u
     C: tl.constexpr,
     LEVELS: tl.constexpr,
     SPLIT: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """dq, dk, the gradient of cumulative log|alpha|, and that of the keys that reach the chunk's end; border by border.
+    """dq, dk of keys as rows and as columns, the gradient of cumulative log|alpha|, and of the keys that reach the chunk's end.
 
     At one border tokens on the right are rows and those on the left columns, and with N_ij = D_ij rho_j the keys' part of both is
     one product with N + N^T. A pair counts once as a row and once as a column of the gates' gradient: both are made of the
     same rounded factors, so that they cancel in the sum over tokens.
     """
     b_gamma = chunk_decay(b_log, False, C, DOT)
-    b_dlog = b_gamma * (b_q * b_dq + b_k * b_dk)
+    b_dlog = b_gamma * (b_q * b_dq + b_k * b_erase * b_drow)
     b_dq *= b_gamma
-    b_dk *= b_gamma
-    b_dk_end *= chunk_decay(b_log, True, C, DOT) * b_last[:, None]
-    b_reach = b_k * b_dk_end
+    b_drow *= b_gamma
+    b_dk *= chunk_decay(b_log, True, C, DOT) * b_last[:, None]
+    b_reach = b_k * b_dk
     b_dlog -= b_reach
-    b_dk += b_dk_end
     b_N = b_D * b_rho[None, :]
     b_N, b_N_low = _parts(b_N + tl.trans(b_N), DOT)
     b_dA, b_dA_low = _parts(b_dA, DOT)
     for shift in range(LEVELS):  # not unrolled, which would spill
         b_decay = border_decay(b_log, shift, C, DOT)
-        b_key, b_query = operand(b_k * b_decay, DOT), operand(b_q * b_decay, DOT)
+        m_right = right_of_border(shift, C)
+        b_key, b_query = operand(b_k * tl.where(m_right, b_erase, 1.0) * b_decay, DOT), operand(b_q * b_decay, DOT)
         m_pairs = across_border(shift, C)
         m_both = m_pairs | tl.trans(m_pairs)
         b_keys = _times_parts(b_key, tl.where(m_both, b_N, 0.0), tl.where(m_both, b_N_low, 0.0), SPLIT, DOT)
         b_high, b_low = tl.where(m_pairs, b_dA, 0.0), tl.where(m_pairs, b_dA_low, 0.0)
         b_row = _times_parts(b_key, tl.trans(b_high), tl.trans(b_low), SPLIT, DOT)
         b_column = _times_parts(b_query, b_high, b_low, SPLIT, DOT)
-        b_side = tl.where((tl.arange(0, C) >> shift) % 2 == 1, 1.0, -1.0)[None, :]
+        b_side = tl.where(m_right, 1.0, -1.0)
         b_dlog += b_query.to(tl.float32) * b_row - b_key.to(tl.float32) * (b_side * b_keys + b_column)
         b_dq += b_decay * b_row
-        b_dk += b_decay * (b_column - b_keys)
-    return b_dq, b_dk, b_dlog, tl.sum(b_reach, 1)
+        b_drow -= b_decay * tl.where(m_right, b_keys, 0.0)
+        b_dk += b_decay * tl.where(m_right, 0.0, b_column - b_keys)
+    return b_dq, b_drow, b_dk, b_dlog, tl.sum(b_reach, 1)
 
 
 @triton.jit
@@ -252,6 +255,7 @@ def pair_kernel(
     BV: tl.constexpr,
     C: tl.constexpr,
     BETA_RANGE: tl.constexpr,
+    HAS_BETA: tl.constexpr,
     SPLIT: tl.constexpr,
     DOT: tl.constexpr,
     PACKED: tl.constexpr,
@@ -272,7 +276,6 @@ def pair_kernel(
     num_lines = tl.cast(TOKENS, tl.int64) * HV
     b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
     b_norm2 = tl.load(p_norms + 2 * num_lines + line + b_line, mask=m_token, other=1.0)
-    b_beta = tl.load(p_beta + line + b_line, mask=m_token, other=0.0).to(tl.float32)
     b_D = tl.zeros([C, C], tl.float32)
     b_dA = tl.zeros([C, C], tl.float32)
     b_q_dq = tl.zeros([C], tl.float32)
@@ -318,14 +321,15 @@ def pair_kernel(
     tl.store(p_scalars + 2 * num_lines + line + b_line, (2.0 * b_y_dv / b_length - b_v_dv) / b_norm2, mask=m_token)
 
     if BETA_RANGE > 0:
-        b_dbeta = b_y_dv / b_length * learning_rate(-b_beta, 1)
-    else:
+        b_beta = tl.load(p_beta + line + b_line, mask=m_token, other=0.0).to(tl.float32)
+        tl.store(p_dbeta + line + b_line, b_y_dv / b_length * learning_rate(-b_beta, 1), mask=m_token)
+    elif HAS_BETA:
         b_dbeta = -tl.sum(b_D * tl.load(p_G + line * C + o_square, mask=m_token[:, None], other=0.0), 0)
         for i in tl.static_range(NV):
             b_dbeta += tl.load(p_duy + line * NV + b_line * NV + i, mask=m_token, other=0.0)
         b_some = tl.abs(b_rho) > 1e-12
         b_dbeta = tl.where(b_some, b_y_dv / b_length / tl.where(b_some, b_rho, 1.0), b_dbeta) / b_norm2
-    tl.store(p_dbeta + line + b_line, b_dbeta, mask=m_token)
+        tl.store(p_dbeta + line + b_line, b_dbeta, mask=m_token)
 
 
 @triton.jit
@@ -406,6 +410,7 @@ def gradient_kernel(
     p_k,
     p_g,
     p_sign,
+    p_erase,  # [B * T, HV, K], where ERASE
     p_A_log,
     p_dt_bias,
     p_starts,
@@ -429,6 +434,7 @@ def gradient_kernel(
     p_dq,  # out [B * T, HV, K]
     p_dk,  # out [B * T, HV, K]
     p_dg,  # out [B * T, HV, K]
+    p_derase,  # out [B * T, HV, K], where ERASE
     p_dlog_rate,  # out float32 [B * NC, HV, K] the chunk's part of dA_log, where HAS_A_LOG
     p_dbias,  # out float32 [B * NC, HV, K] the chunk's part of ddt_bias, where HAS_DT_BIAS
     T,
@@ -442,6 +448,7 @@ def gradient_kernel(
     C: tl.constexpr,
     GATE: tl.constexpr,
     SIGNED: tl.constexpr,
+    ERASE: tl.constexpr,
     HAS_A_LOG: tl.constexpr,
     HAS_DT_BIAS: tl.constexpr,
     NORMALIZE: tl.constexpr,
@@ -480,8 +487,8 @@ def gradient_kernel(
         b_D_low = tl.load(p_D_low + line * C + o_square, mask=m_token[:, None], other=0.0)
         b_dA_low = tl.load(p_dA_low + line * C + o_square, mask=m_token[:, None], other=0.0)
     b_dq = tl.load(p_S_do + line * K + o_g, mask=m_tile, other=0.0)
-    b_dk = tl.load(p_S_dr + line * K + o_g, mask=m_tile, other=0.0)
-    b_dk_end = tl.load(p_dS_u + line * K + o_g, mask=m_tile, other=0.0)
+    b_drow = tl.load(p_S_dr + line * K + o_g, mask=m_tile, other=0.0)  # of keys as rows, times their decays
+    b_dk = tl.load(p_dS_u + line * K + o_g, mask=m_tile, other=0.0)  # of keys as columns
     b_through = tl.load(p_through + o_slot * K + b_channel, mask=m_channel, other=0.0)
     b_g = tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0)
     b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, b_channel, K, HAS_A_LOG, HAS_DT_BIAS)
@@ -500,11 +507,14 @@ def gradient_kernel(
         head = (begin * H + i_hv // (HV // H)) * K
         b_q = tl.load(p_q + head + o_k, mask=m_tile, other=0.0).to(tl.float32) * scale
         b_k = tl.load(p_k + head + o_k, mask=m_tile, other=0.0).to(tl.float32)
+    b_erase = tl.full([1, 1], 1.0, tl.float32)
+    if ERASE:
+        b_erase = tl.load(p_erase + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)
     tl.debug_barrier()
 
     b_dq = widened(in_registers(b_dq, m_tile), C, DOT)
+    b_drow = widened(in_registers(b_drow, m_tile), C, DOT)
     b_dk = widened(in_registers(b_dk, m_tile), C, DOT)
-    b_dk_end = widened(in_registers(b_dk_end, m_tile), C, DOT)
     b_g = widened(in_registers(finite_gate(b_g, GATE), m_tile), C, DOT)
     if not BOUNDED:
         if NORMALIZE:
@@ -520,17 +530,17 @@ def gradient_kernel(
         # so both are made of the same rounded factors.
         b_kb, b_kf, b_qf = in_registers(b_kb, m_tile), in_registers(b_kf, m_tile), in_registers(b_qf, m_tile)
         b_key, b_row, b_query = widened(b_kb, C, DOT), widened(b_kf, C, DOT), widened(b_qf, C, DOT)
-        b_through += tl.sum(b_key * b_dk_end, 1)
+        b_through += tl.sum(b_key * b_dk, 1)
         b_key_rho = operand(b_key * b_rho[None, :], DOT)
-        b_dk -= dot(b_key_rho, tl.trans(b_D), DOT)
+        b_drow -= dot(b_key_rho, tl.trans(b_D), DOT)
         b_column = dot(b_kf, b_D, DOT)
         if SPLIT:
-            b_dk -= dot(b_key_rho, tl.trans(b_D_low), DOT)
+            b_drow -= dot(b_key_rho, tl.trans(b_D_low), DOT)
             b_column += dot(b_kf, b_D_low, DOT)
-        b_dlog = b_row * b_dk + b_key_rho.to(tl.float32) * b_column
-        b_dk_end += dot(b_qf, b_dA, DOT)
-        b_dlog -= b_key * b_dk_end
-        b_dk_end -= b_rho[None, :] * b_column
+        b_dlog = b_row * b_drow + b_key_rho.to(tl.float32) * b_column
+        b_dk += dot(b_qf, b_dA, DOT)
+        b_dlog -= b_key * b_dk
+        b_dk -= b_rho[None, :] * b_column
         b_dq += dot(b_kb, tl.trans(b_dA), DOT)
         b_dlog += b_query * b_dq
         if SPLIT:
@@ -542,11 +552,11 @@ def gradient_kernel(
             b_dA += b_dA_low.to(tl.float32)
             b_D += b_D_low.to(tl.float32)
         b_sign = signs_through(b_negative, C, DOT)
-        b_dq, b_dk, b_dlog, b_reach = _unbounded_gradients(
-            b_q * b_sign, b_k * b_sign, b_log, at_token(b_sign, C - 1, C), b_dA, b_D, b_rho,
-            b_dq, b_dk, b_dk_end, C, LEVELS, SPLIT, DOT,
+        b_dq, b_drow, b_dk, b_dlog, b_reach = _unbounded_gradients(
+            b_q * b_sign, b_k * b_sign, b_log, b_erase, at_token(b_sign, C - 1, C), b_dA, b_D, b_rho,
+            b_dq, b_drow, b_dk, C, LEVELS, SPLIT, DOT,
         )  # fmt: skip
-        b_dq, b_dk = b_dq * b_sign, b_dk * b_sign
+        b_dq, b_drow, b_dk = b_dq * b_sign, b_drow * b_sign, b_dk * b_sign
         b_through = b_through * tl.load(p_end + o_slot * K + b_channel, mask=m_channel, other=0.0) + b_reach
 
     # the gate
@@ -564,7 +574,11 @@ def gradient_kernel(
         b_back = 1.0 / tl.where(m_tile, b_forward, 1.0)
         b_q, b_k = b_query * b_back, b_key * b_forward
         b_dq *= b_forward
-        b_dk = b_dk * b_forward + b_dk_end * b_back
+        b_drow *= b_forward
+        b_dk *= b_back
+    if ERASE:
+        tl.store(p_derase + line * K + o_g, b_k * b_drow, mask=m_tile)
+    b_dk += b_erase * b_drow
     b_dk += b_diagonal[None, :] * b_q
     b_dq += b_diagonal[None, :] * b_k
     if NORMALIZE:
@@ -575,3 +589,29 @@ def gradient_kernel(
         b_dq *= scale
     tl.store(p_dq + line * K + o_g, b_dq, mask=m_tile)
     tl.store(p_dk + line * K + o_g, b_dk, mask=m_tile)
+
+
+@triton.jit
+def group_kernel(
+    p_dq,  # [TOKENS, H * GROUP, K]
+    p_dk,
+    p_dq_sum,  # out [TOKENS, H, K]
+    p_dk_sum,
+    LINES,  # TOKENS * H
+    GROUP: tl.constexpr,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The gradients of queries and keys that GROUP value heads share: summed in float32, BLOCK lines a program."""
+    b_line = (tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK))[:, None]
+    b_channel = tl.arange(0, BK)[None, :]
+    m_line = (b_line < LINES) & (b_channel < K)
+    b_dq = tl.zeros([BLOCK, BK], tl.float32)
+    b_dk = tl.zeros([BLOCK, BK], tl.float32)
+    for i in tl.static_range(GROUP):
+        o_line = (b_line * GROUP + i) * K + b_channel
+        b_dq += tl.load(p_dq + o_line, mask=m_line, other=0.0).to(tl.float32)
+        b_dk += tl.load(p_dk + o_line, mask=m_line, other=0.0).to(tl.float32)
+    tl.store(p_dq_sum + b_line * K + b_channel, b_dq, mask=m_line)
+    tl.store(p_dk_sum + b_line * K + b_channel, b_dk, mask=m_line)

@@ -7,7 +7,8 @@ state at the chunk's start (ckda/ops/chunked.py has the derivation):
     (I + G Diag(rho)) y = |k| v - (k * gamma) S,    u = rho y,    o = (q * gamma) S + A u,
     S' = Gamma S + (k * Gamma / gamma)^T u.
 
-k is the key as given but for a power of two (:func:`used_keys`), and |k| = 1 here without normalisation.
+k is the key as given but for a power of two (:func:`_used_norms`), and |k| = 1 here without normalisation. With separate gates
+(ERASE) k_i as a row, in G and before S, is erase_i * k_i, beta is 1, and v is write * v already.
 
 `intra_kernel` (parallel over chunks) makes from the raw inputs what does not depend on the state: the decayed q and k, A and G.
 `solver_kernel` inverts I + G Diag(rho) in float32. `state_kernel` runs over the chunks of a sequence, one program a
@@ -38,10 +39,10 @@ from ckda.ops.triton.tile import (
     dot_split,
     finite_gate,
     in_registers,
-    inverse_norm,
     learning_rate,
     log_gate,
     operand,
+    right_of_border,
     signs_through,
     widened,
 )
@@ -65,16 +66,24 @@ def places_kernel(
     p_starts,  # out int32 [NC] first token of each chunk
     p_ends,  # out int32 [NC] end of its tokens; its start for a chunk that nobody needs
     p_first,  # out int32 [N] first chunk of each sequence
+    p_order,  # out int32 [N] the sequences, the longest first and equal ones as they lie
     N,
     NC,
     C: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Where the chunks of packed sequences lie: BLOCK chunks a program, which looks at all sequences, BLOCK at a time."""
+    """Where the chunks of packed sequences lie: BLOCK chunks a program, which looks at all sequences, BLOCK at a time.
+
+    Where sequences come in the order of their lengths: BLOCK of them a program too. There are at least as many chunks as sequences.
+    """
     b_slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b_start = tl.zeros([BLOCK], tl.int32)
     b_end = tl.zeros([BLOCK], tl.int32)
     before = tl.zeros([], tl.int32)  # chunks of the sequences before
+    m_some = b_slot < N  # as a sequence
+    b_length = tl.load(p_cu_seqlens + b_slot + 1, mask=m_some, other=0).to(tl.int32)
+    b_length -= tl.load(p_cu_seqlens + b_slot, mask=m_some, other=0).to(tl.int32)
+    b_rank = tl.zeros([BLOCK], tl.int32)
     for n in range(0, N, BLOCK):
         b_n = n + tl.arange(0, BLOCK)
         b_begin = tl.load(p_cu_seqlens + b_n, mask=b_n < N, other=0).to(tl.int32)
@@ -88,6 +97,11 @@ def places_kernel(
         b_start += tl.sum(tl.where(m_own, b_place, 0), 1)
         b_end += tl.sum(tl.where(m_own, tl.minimum(b_place + C, b_stop[None, :]), 0), 1)
         before += tl.sum(b_num, 0)
+        b_other = (b_stop - b_begin)[None, :]
+        m_equal = (b_other == b_length[:, None]) & (b_n[None, :] < b_slot[:, None])
+        m_before = (b_n < N)[None, :] & ((b_other > b_length[:, None]) | m_equal)
+        b_rank += tl.sum(tl.where(m_before, 1, 0), 1)
+    tl.store(p_order + b_rank, b_slot, mask=m_some)
     tl.store(p_starts + b_slot, b_start, mask=b_slot < NC)
     tl.store(p_ends + b_slot, b_end, mask=b_slot < NC)
 
@@ -131,46 +145,45 @@ def chunk_gate(
 
 
 @triton.jit
-def used_queries(b_q, scale, NORMALIZE: tl.constexpr, DOT: tl.constexpr):
-    """scale * q / |q| [BK, C] as used, in the operands' precision, and 1 / |q| [C]."""
-    b_q = b_q.to(tl.float32)
-    b_inverse = tl.zeros_like(tl.sum(b_q, 0)) + 1.0
-    if NORMALIZE:
-        b_inverse = inverse_norm(b_q)
-    return operand(b_q * (b_inverse * scale)[None, :], DOT).to(tl.float32), b_inverse
+def _squares(b_q, b_k, WIDE: tl.constexpr):
+    """|q|^2 and |k|^2 [C] of some channels, the keys' in float64 where WIDE."""
+    b_wide = b_k.to(tl.float64) if WIDE else b_k
+    return tl.sum(b_q * b_q, 0), tl.sum(b_wide * b_wide, 0)
 
 
 @triton.jit
-def used_keys(b_k, NORMALIZE: tl.constexpr, WIDE: tl.constexpr):
-    """Keys [BK, C] as used: times a power of two that brings |k| near 1; that power [C], and |k|^2 [C] of the key as used.
+def _used_norms(b_q_square, b_k_square, NORMALIZE: tl.constexpr):
+    """Of each token 1 / |q|, the power of two that brings its key near length 1, and |k|^2 of the key times that power.
 
     Rounding a unit key would turn a repeated reflection a little at every step; a power of two changes no digit. The length
-    that is left goes into the learning rate, rho = beta / |k|^2, and into the value, |k| v.
+    that is left goes into the learning rate, rho = beta / |k|^2, and into the value, |k| v. Nothing is added under a root.
     """
-    b_wide = b_k.to(tl.float64) if WIDE else b_k
-    b_power = tl.zeros_like(tl.sum(b_k, 0)) + 1.0
-    b_norm2 = b_power
+    b_inverse = tl.zeros_like(b_q_square) + 1.0
+    b_power, b_norm2 = b_inverse, b_inverse.to(b_k_square.dtype)
     if NORMALIZE:
-        b_square = tl.sum(b_wide * b_wide, 0)
-        b_some = tl.where(b_square > 0, b_square, 1.0)
+        b_some = tl.where(b_q_square > 0, b_q_square, 1.0)
+        b_inverse = tl.where(b_q_square > 0, 1.0 / tl.sqrt_rn(b_some), 0.0)
+        b_some = tl.where(b_k_square > 0, b_k_square, 1.0)
         b_exponent = tl.minimum(
             tl.floor(0.5 - 0.5 * tl.log2(b_some)), 126.0
         )  # of the square as it is: float32 may lack the range
-        b_power = tl.where(b_square > 0, tl.exp2(b_exponent.to(tl.float32)), 0.0)
-        b_k *= b_power[None, :]
-        b_norm2 = tl.where(b_square > 0, b_square * b_power * b_power, 1.0)
-    return b_k, b_power, b_norm2
+        b_power = tl.where(b_k_square > 0, tl.exp2(b_exponent.to(tl.float32)), 0.0)
+        b_norm2 = tl.where(b_k_square > 0, b_k_square * b_power * b_power, 1.0)
+    return b_inverse, b_power, b_norm2
 
 
 @triton.jit
-def _unbounded_products(b_q, b_k, b_log, C: tl.constexpr, LEVELS: tl.constexpr, DOT: tl.constexpr):
-    """A and G of gates without a bound, border by border (:func:`ckda.ops.triton.tile.border_decay`); signs are in q and k."""
+def _unbounded_products(b_q, b_k, b_erase, b_log, C: tl.constexpr, LEVELS: tl.constexpr, DOT: tl.constexpr):
+    """A and G of gates without a bound, border by border (:func:`ckda.ops.triton.tile.border_decay`); signs are in q and k.
+
+    Right of a border a key is a row of G, and takes its erase gate.
+    """
     m_same = tl.arange(0, C)[:, None] == tl.arange(0, C)[None, :]
     b_A = tl.where(m_same, dot(tl.trans(b_q), b_k, DOT), 0.0)
     b_G = tl.zeros([C, C], tl.float32)
     for shift in range(LEVELS):  # not unrolled, which would spill
         b_decay = border_decay(b_log, shift, C, DOT)
-        b_key = operand(b_k * b_decay, DOT)
+        b_key = operand(b_k * tl.where(right_of_border(shift, C), b_erase, 1.0) * b_decay, DOT)
         m_pairs = across_border(shift, C)
         b_A = tl.where(m_pairs, dot(tl.trans(b_q * b_decay), b_key, DOT), b_A)
         b_G = tl.where(m_pairs, dot(tl.trans(b_key), b_key, DOT), b_G)
@@ -223,11 +236,12 @@ def solver_kernel(
     HV: tl.constexpr,
     C: tl.constexpr,
     LEVELS: tl.constexpr,  # log2 of C / 2
+    UNIT: tl.constexpr,
     SPLIT: tl.constexpr,
     DOT: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """(I + N)^-1, N = G Diag(rho), in float32, one chunk a program of a single warp.
+    """UNIT (I + N)^-1, N = G Diag(rho), in float32, one chunk a program of a single warp.
 
     With X and Y the inverses of the two diagonal halves and E the block below, the rest is - Y E X.
     """
@@ -249,10 +263,10 @@ def solver_kernel(
     b_Y = _inverse(b_M, H, LEVELS)
     b_EX = tl.dot(b_E, b_X, input_precision="tf32x3")
     b_below = -tl.dot(b_Y, b_EX, input_precision="tf32x3")
-    _store_inverse(b_X, p_solver, p_solver_low, p_solver_rest, o_X, m_X, SPLIT, DOT)
+    _store_inverse(UNIT * b_X, p_solver, p_solver_low, p_solver_rest, o_X, m_X, SPLIT, DOT)
     _store_inverse(tl.zeros([H, H], tl.float32), p_solver, p_solver_low, p_solver_rest, o_X + H, m_X, SPLIT, DOT)
-    _store_inverse(b_below, p_solver, p_solver_low, p_solver_rest, o_low, m_Y, SPLIT, DOT)
-    _store_inverse(b_Y, p_solver, p_solver_low, p_solver_rest, o_low + H, m_Y, SPLIT, DOT)
+    _store_inverse(UNIT * b_below, p_solver, p_solver_low, p_solver_rest, o_low, m_Y, SPLIT, DOT)
+    _store_inverse(UNIT * b_Y, p_solver, p_solver_low, p_solver_rest, o_low + H, m_Y, SPLIT, DOT)
 
 
 @triton.jit
@@ -260,14 +274,15 @@ def intra_kernel(
     p_q,  # [B * T, H, K]
     p_k,  # [B * T, H, K]
     p_g,  # [B * T, HV, K]
-    p_beta,  # [B * T, HV]
+    p_beta,  # [B * T, HV], where not ERASE
     p_sign,
+    p_erase,  # [B * T, HV, K], where ERASE: the rate of each channel, and beta = 1
     p_A_log,
     p_dt_bias,
     p_starts,  # [NC] first token of each chunk, packed sequences only
     p_ends,
     p_q_forward,  # out [B * T, HV, K] q * gamma / gamma_a
-    p_k_forward,  # out [B * T, HV, K] k * gamma / gamma_a
+    p_k_forward,  # out [B * T, HV, K] erase * k * gamma / gamma_a
     p_k_back,  # out [B * T, HV, K] k * gamma_a / gamma; k * Gamma / gamma where not BOUNDED
     p_A,  # out [B * T, HV, C]
     p_G,  # out float32 [B * T, HV, C] strictly lower
@@ -287,6 +302,7 @@ def intra_kernel(
     C: tl.constexpr,
     GATE: tl.constexpr,
     SIGNED: tl.constexpr,
+    ERASE: tl.constexpr,
     HAS_A_LOG: tl.constexpr,
     HAS_DT_BIAS: tl.constexpr,
     NORMALIZE: tl.constexpr,
@@ -297,61 +313,86 @@ def intra_kernel(
     DOT: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """What of a chunk does not depend on the state."""
+    """What of a chunk does not depend on the state, BK channels at a time: wide tiles of float32 do not fit the registers."""
     i_chunk, i_hv = tl.program_id(0), tl.program_id(1)
     begin, end = chunk_place(i_chunk, p_starts, p_ends, T, NC, C, PACKED)
     b_index = tl.arange(0, C)
     m_token = b_index < (end - begin).to(tl.int32)
     line = begin * HV + i_hv  # the first token's row of [B * T, HV]
     b_line = b_index * HV
-    b_channel = tl.arange(0, BK)
-    m_channel = b_channel < K
-    m_tile = m_channel[:, None] & m_token[None, :]
-    o_g = b_line[None, :] * K + b_channel[:, None]
-    o_k = b_index[None, :] * (H * K) + b_channel[:, None]
     head = (begin * H + i_hv // (HV // H)) * K  # offsets of tiles stay in 32 bits
-    b_q = tl.load(p_q + head + o_k, mask=m_tile, other=0.0)  # all loads before the first reduction
-    b_k = tl.load(p_k + head + o_k, mask=m_tile, other=0.0)
-    b_g = tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0)
-    b_q = widened(in_registers(b_q, m_tile), C, DOT)
-    b_k = widened(in_registers(b_k, m_tile), C, DOT)
-    b_g = widened(in_registers(finite_gate(b_g, GATE), m_tile), C, DOT)
-    b_q, b_q_inverse = used_queries(b_q, scale, NORMALIZE, DOT)
-    b_k, b_power, b_norm2 = used_keys(b_k, NORMALIZE, WIDE)
-    b_log, b_negative = chunk_gate(
-        b_g, p_sign, p_A_log, p_dt_bias, line * K, o_g, m_tile, i_hv, b_channel,
-        K, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, WIDE,
-    )  # fmt: skip
-    b_beta = tl.load(p_beta + line + b_line, mask=m_token, other=0.0).to(tl.float32)
-    b_rho = (tl.where(m_token, learning_rate(b_beta, BETA_RANGE), 0.0) / b_norm2).to(tl.float32)
-    tl.store(p_rho + line + b_line, b_rho, mask=m_token)
+    b_q_square = tl.zeros([C], tl.float32)
+    b_k_square = tl.zeros([C], tl.float64 if WIDE else tl.float32)
+    if BK < K and NORMALIZE:
+        for k in range(0, K, BK):
+            b_channel = k + tl.arange(0, BK)
+            o_k = b_index[None, :] * (H * K) + b_channel[:, None]
+            m_tile = (b_channel < K)[:, None] & m_token[None, :]
+            b_q = tl.load(p_q + head + o_k, mask=m_tile, other=0.0).to(tl.float32)
+            b_k = tl.load(p_k + head + o_k, mask=m_tile, other=0.0).to(tl.float32)
+            b_more, b_more_keys = _squares(b_q, b_k, WIDE)
+            b_q_square += b_more
+            b_k_square += b_more_keys
+    b_A = tl.zeros([C, C], tl.float32)
+    b_G = tl.zeros([C, C], tl.float32)
+    for k in range(0, K, BK):
+        b_channel = k + tl.arange(0, BK)
+        m_channel = b_channel < K
+        m_tile = m_channel[:, None] & m_token[None, :]
+        o_g = b_line[None, :] * K + b_channel[:, None]
+        o_k = b_index[None, :] * (H * K) + b_channel[:, None]
+        b_q = tl.load(p_q + head + o_k, mask=m_tile, other=0.0)  # all loads before the first reduction
+        b_k = tl.load(p_k + head + o_k, mask=m_tile, other=0.0)
+        b_g = tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0)
+        b_q = widened(in_registers(b_q, m_tile), C, DOT)
+        b_k = widened(in_registers(b_k, m_tile), C, DOT)
+        b_g = widened(in_registers(finite_gate(b_g, GATE), m_tile), C, DOT)
+        if BK >= K and NORMALIZE:
+            b_q_square, b_k_square = _squares(b_q, b_k, WIDE)
+        b_inverse, b_power, _ = _used_norms(b_q_square, b_k_square, NORMALIZE)
+        b_q = operand(b_q * (b_inverse * scale)[None, :], DOT).to(tl.float32)
+        b_k *= b_power[None, :]
+        b_log, b_negative = chunk_gate(
+            b_g, p_sign, p_A_log, p_dt_bias, line * K, o_g, m_tile, i_hv, b_channel,
+            K, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, WIDE,
+        )  # fmt: skip
+        b_erase = tl.full([1, 1], 1.0, tl.float32)
+        if ERASE:
+            b_erase = tl.load(p_erase + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)
+        if BOUNDED:
+            b_forward, b_back, b_start, b_end = bounded_decays(b_log, b_negative, C, DOT, WIDE)
+            tl.store(p_forward + line * K + o_g, operand(b_forward, DOT), mask=m_tile)
+            b_query, b_row, b_key = b_q * b_forward, b_k * b_erase * b_forward, b_k * b_back
+            b_A += dot(tl.trans(b_query), b_key, DOT)
+            b_G += dot(tl.trans(b_row), b_key, DOT)
+        else:
+            b_sign = signs_through(b_negative, C, DOT)
+            b_q, b_k = b_q * b_sign, b_k * b_sign  # a pair's sign is the product of both
+            b_more, b_more_keys = _unbounded_products(b_q, b_k, b_erase, b_log, C, LEVELS, DOT)
+            b_A += b_more
+            b_G += b_more_keys
+            b_gamma = chunk_decay(b_log, False, C, DOT)
+            b_query, b_row = b_q * b_gamma, b_k * b_erase * b_gamma
+            b_last = at_token(b_sign, C - 1, C)
+            b_key = b_k * chunk_decay(b_log, True, C, DOT) * b_last[:, None]
+            b_end = at_token(b_gamma, C - 1, C) * b_last
+            b_start = tl.full([BK], 1.0, tl.float32)
+        tl.store(p_q_forward + line * K + o_g, operand(b_query, DOT), mask=m_tile)
+        tl.store(p_k_forward + line * K + o_g, operand(b_row, DOT), mask=m_tile)
+        tl.store(p_k_back + line * K + o_g, operand(b_key, DOT), mask=m_tile)
+        o_slot = (i_chunk * HV + i_hv).to(tl.int64) * K + b_channel
+        tl.store(p_start + o_slot, b_start, mask=m_channel)
+        tl.store(p_end + o_slot, b_end, mask=m_channel)
+    b_inverse, b_power, b_norm2 = _used_norms(b_q_square, b_k_square, NORMALIZE)
+    b_rho = tl.where(m_token, 1.0, 0.0)
+    if not ERASE:
+        b_beta = tl.load(p_beta + line + b_line, mask=m_token, other=0.0).to(tl.float32)
+        b_rho = tl.where(m_token, learning_rate(b_beta, BETA_RANGE), 0.0)
+    tl.store(p_rho + line + b_line, (b_rho / b_norm2).to(tl.float32), mask=m_token)
     num_lines = tl.cast(TOKENS, tl.int64) * HV
-    tl.store(p_norms + line + b_line, b_q_inverse, mask=m_token)
+    tl.store(p_norms + line + b_line, b_inverse, mask=m_token)
     tl.store(p_norms + num_lines + line + b_line, b_power, mask=m_token)
     tl.store(p_norms + 2 * num_lines + line + b_line, b_norm2, mask=m_token)
-
-    if BOUNDED:
-        b_forward, b_back, b_start, b_end = bounded_decays(b_log, b_negative, C, DOT, WIDE)
-        tl.store(p_forward + line * K + o_g, operand(b_forward, DOT), mask=m_tile)
-        b_query, b_row, b_key = b_q * b_forward, b_k * b_forward, b_k * b_back
-        b_A = dot(tl.trans(b_query), b_key, DOT)
-        b_G = dot(tl.trans(b_row), b_key, DOT)
-    else:
-        b_sign = signs_through(b_negative, C, DOT)
-        b_q, b_k = b_q * b_sign, b_k * b_sign  # a pair's sign is the product of both
-        b_A, b_G = _unbounded_products(b_q, b_k, b_log, C, LEVELS, DOT)
-        b_gamma = chunk_decay(b_log, False, C, DOT)
-        b_query, b_row = b_q * b_gamma, b_k * b_gamma
-        b_last = at_token(b_sign, C - 1, C)
-        b_key = b_k * chunk_decay(b_log, True, C, DOT) * b_last[:, None]
-        b_end = at_token(b_gamma, C - 1, C) * b_last
-        b_start = tl.full([BK], 1.0, tl.float32)
-    tl.store(p_q_forward + line * K + o_g, operand(b_query, DOT), mask=m_tile)
-    tl.store(p_k_forward + line * K + o_g, operand(b_row, DOT), mask=m_tile)
-    tl.store(p_k_back + line * K + o_g, operand(b_key, DOT), mask=m_tile)
-    o_slot = (i_chunk * HV + i_hv).to(tl.int64) * K + b_channel
-    tl.store(p_start + o_slot, b_start, mask=m_channel)
-    tl.store(p_end + o_slot, b_end, mask=m_channel)
     o_A = b_line[:, None] * C + b_index[None, :]
     b_A = tl.where(b_index[:, None] >= b_index[None, :], b_A, 0.0)
     tl.store(p_A + line * C + o_A, operand(b_A, DOT), mask=m_token[:, None])

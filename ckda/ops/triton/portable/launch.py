@@ -5,25 +5,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ckda.ops.triton.hopper import FLOAT16_UNIT
 from ckda.ops.triton.launch import Launch, contiguous, gate_arguments, power_of_two
 from ckda.ops.triton.plan import KEYS, SQUARES, Passed, Plan, Work, gradient_outputs
-from ckda.ops.triton.portable.backward import contract_kernel, gradient_kernel, pair_kernel, reverse_kernel
+from ckda.ops.triton.portable.backward import (
+    contract_kernel,
+    gradient_kernel,
+    group_kernel,
+    pair_kernel,
+    reverse_kernel,
+)
 from ckda.ops.triton.portable.forward import carry_kernel, intra_kernel, places_kernel, solver_kernel, state_kernel
 
-__all__ = ["carry", "empty_duy", "gradients", "intra", "places", "reverse", "solver", "states"]
+__all__ = ["carry", "empty_duy", "gradients", "group_sums", "intra", "places", "reverse", "solver", "states"]
 
 # a thread, so that more programs run at a time: worth a few spills
 INTRA_REGISTERS, CONTRACT_REGISTERS = 168, 128
+WIDE_CHANNELS = 32  # of float32 at a time, where more would spill
 
 
 def _value_block(p: Plan, width: int) -> int:
     """BV of the forward state pass: the columns of the state that one program carries."""
-    return min(64 if p.K <= 128 and p.split else 32, power_of_two(width))
+    return min((64 if p.K <= 128 else 32) if p.split else 16, power_of_two(width))
 
 
 def _reverse_block(p: Plan) -> int:
     """BV of the reverse pass, which holds more at a time."""
-    return min(32, power_of_two(p.V))
+    return min(32 if p.split else 16, power_of_two(p.V))
 
 
 def _place_arguments(w: Work) -> dict[str, Any]:
@@ -43,7 +51,8 @@ def _place_arguments(w: Work) -> dict[str, Any]:
 def _gate_arguments(w: Work, unread: tuple[str, ...] = ()) -> dict[str, Any]:
     """What the kernels that read the raw inputs share."""
     bounded = {"BOUNDED": w.p.bounded, "LEVELS": w.p.C.bit_length() - 1, "WIDE": not w.p.split}
-    return _place_arguments(w) | gate_arguments(w.call, unread) | bounded | {"TOKENS": w.p.B * w.p.T}
+    erase = {"p_erase": contiguous(w.call.erase), "ERASE": w.call.erase is not None}
+    return _place_arguments(w) | gate_arguments(w.call, unread) | bounded | erase | {"TOKENS": w.p.B * w.p.T}
 
 
 def _pass_arguments(w: Work, segments: range) -> dict[str, Any]:
@@ -80,6 +89,7 @@ def places(w: Work) -> list[Launch]:
         "p_starts": where.starts,
         "p_ends": where.ends,
         "p_first": where.first,
+        "p_order": where.order,
         "N": p.N,
         "NC": p.NC,
         "C": p.C,
@@ -93,8 +103,10 @@ def intra(w: Work, G: Tensor) -> Launch:
     p = w.p
     outputs = w.x.arguments(*KEYS, "A", "rho", "norms", "start", "end")
     arguments = _gate_arguments(w) | outputs | {"p_G": G}
+    if not p.split:
+        arguments["BK"] = min(WIDE_CHANNELS, power_of_two(p.K))
     maxnreg = INTRA_REGISTERS if p.bounded and p.split and p.K <= 128 else None
-    return Launch(intra_kernel, (p.slots, p.HV), arguments, num_warps=4 if p.split else 8, maxnreg=maxnreg)
+    return Launch(intra_kernel, (p.slots, p.HV), arguments, num_warps=4, maxnreg=maxnreg)
 
 
 def solver(w: Work, G: Tensor) -> Launch:
@@ -104,6 +116,8 @@ def solver(w: Work, G: Tensor) -> Launch:
     if p.padded:
         arguments |= {"p_starts": None, "p_ends": None, "T": p.rows, "NC": p.slots, "PACKED": False}
     arguments |= {"p_G": G, "LEVELS": p.C.bit_length() - 2, "SPLIT": p.split}
+    float16 = w.call.backend == "triton-hopper" and p.dot == "fp16"
+    arguments["UNIT"] = FLOAT16_UNIT if float16 else 1.0
     return Launch(solver_kernel, (p.slots, p.HV), arguments, num_warps=1)
 
 
@@ -194,10 +208,9 @@ def _contract_block(p: Plan) -> tuple[int, int, int]:
 
 def _pair(w: Work, o: Tensor, do: Tensor, passed: Passed, out: dict[str, Any]) -> Launch:
     call, p, x, _ = w
-    assert call.beta is not None
     arguments = _place_arguments(w) | {
         "p_v": call.v.contiguous(),
-        "p_beta": call.beta.contiguous(),
+        "p_beta": contiguous(call.beta),
         "p_o": o,
         "p_do": do,
         "p_dv": passed.dv,
@@ -207,6 +220,7 @@ def _pair(w: Work, o: Tensor, do: Tensor, passed: Passed, out: dict[str, Any]) -
         "NV": -(-p.V // _reverse_block(p)),
         "BV": 64 if p.V > 64 else min(32, power_of_two(p.V)),
         "BETA_RANGE": call.beta_range or 0,
+        "HAS_BETA": call.beta is not None,
         "SPLIT": p.split,
     }
     arguments |= x.arguments("G", "rho", "norms", "y", "y_low")
@@ -243,7 +257,7 @@ def _gradient(w: Work, out: dict[str, Any]) -> Launch:
     arguments |= {"BK": BK, "SPLIT": p.split}
     arguments |= w.x.arguments(*KEYS, "rho", "norms", "end")
     used = ("p_D", "p_D_low", "p_dA", "p_dA_low", "p_scalars", "p_S_do", "p_S_dr", "p_dS_u", "p_through")
-    arguments |= {name: out[name] for name in (*used, "p_dq", "p_dk", "p_dg", "p_dlog_rate", "p_dbias")}
+    arguments |= {name: out[name] for name in (*used, "p_dq", "p_dk", "p_dg", "p_derase", "p_dlog_rate", "p_dbias")}
     return Launch(gradient_kernel, (-(-p.K // BK) * p.slots, p.HV), arguments, num_warps=num_warps)
 
 
@@ -269,3 +283,24 @@ def gradients(w: Work, o: Tensor, do: Tensor, passed: Passed) -> tuple[list[Laun
     out = gradient_outputs(w, torch.float32)
     used = out | _between(w, out)
     return [_pair(w, o, do, passed, used), _contract(w, do, passed, used), _gradient(w, used)], out
+
+
+def group_sums(w: Work, out: dict[str, Any]) -> tuple[list[Launch], dict[str, Any]]:
+    """dq and dk summed over the value heads that share them, and where all gradients lie then; Hopper has no other."""
+    p = w.p
+    if p.H == p.HV:
+        return [], out
+    sums = {name: out[name].new_empty(w.call.q.shape, dtype=p.dtype) for name in ("p_dq", "p_dk")}
+    lines, block = p.B * p.T * p.H, 16
+    arguments = {
+        "p_dq": out["p_dq"],
+        "p_dk": out["p_dk"],
+        "p_dq_sum": sums["p_dq"],
+        "p_dk_sum": sums["p_dk"],
+        "LINES": lines,
+        "GROUP": p.HV // p.H,
+        "K": p.K,
+        "BK": power_of_two(p.K),
+        "BLOCK": block,
+    }
+    return [Launch(group_kernel, (-(-lines // block),), arguments, num_warps=4)], out | sums
