@@ -36,9 +36,11 @@ def test_its_functions_are_there():
     assert not missing
 
 
-def _call(T=2048, dtype=torch.bfloat16, gate="signed", beta_range=2, packed=False):
-    x = torch.empty(1, T, 2, 128, dtype=dtype, device="meta")
+def _call(T=2048, dtype=torch.bfloat16, gate="signed", beta_range=2, packed=False, width=128, separate=False):
+    x = torch.empty(1, T, 2, width, dtype=dtype, device="meta")
     cu = torch.tensor([0, 100, T]) if packed else None
+    if separate:
+        return Call(x, x, x, x, None, erase=x, write=x, gate=gate)
     return Call(x, x, x, x, x[..., 0], cu_seqlens=cu, gate=gate, beta_range=beta_range)
 
 
@@ -48,7 +50,10 @@ def _call(T=2048, dtype=torch.bfloat16, gate="signed", beta_range=2, packed=Fals
         ("signed gate, logit of beta, T = 2048", _call()),
         ("the same, packed sequences (`cu_seqlens`)", _call(packed=True)),
         ("the same, T = 2000, no multiple of 32", _call(T=2000)),
+        ("the same in float16", _call(dtype=torch.float16)),
         ("the same in float32", _call(dtype=torch.float32)),
+        ("the same with heads of 96", _call(width=96)),
+        ("the same with separate erase and write gates", _call(separate=True)),
         (r"log\|alpha\| and beta given (`gate=None`, `beta_range=None`)", _call(gate=None, beta_range=None)),
     ],
 )

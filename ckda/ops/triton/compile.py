@@ -127,12 +127,13 @@ def example(
     T: int = 128,
     gate_dtype: torch.dtype | None = None,
     beta_range: int | None = 2,
+    group: int = 1,
 ) -> Call:
     """A call of that kind, on the CPU: only its shapes and dtypes are read."""
     x, v = torch.empty(1, T, 2, K, dtype=dtype), torch.empty(1, T, 2, V, dtype=dtype)
     return Call(
-        q=x,
-        k=x,
+        q=x[:, :, ::group],
+        k=x[:, :, ::group],
         v=v,
         g=x.to(gate_dtype or dtype),
         beta=x[..., 0],
@@ -150,7 +151,7 @@ def example(
 #: the calls whose kernels are compiled
 EXAMPLES: dict[str, dict[str, Any]] = {
     "bf16 128x128": {},
-    "bf16 64x64": {"K": 64, "V": 64},
+    "bf16 64x64, groups": {"K": 64, "V": 64, "group": 2},
     "bf16 256x256": {"K": 256, "V": 256},
     "fp16 128x128": {"dtype": torch.float16},
     "fp32 128x128": {"dtype": torch.float32},

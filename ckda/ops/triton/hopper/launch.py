@@ -22,8 +22,9 @@ if tried():
 
 __all__ = ["gradients", "intra", "reverse", "states"]
 
-# a thread, so that two programs fit on a multiprocessor; of the gradient's where heads have up to 64 channels
-INTRA_REGISTERS, SUMMARY_REGISTERS, GRADIENT_REGISTERS = 80, 128, 128
+# registers a thread, so that more programs than one fit on a multiprocessor; NARROW: heads of up to 64 channels
+INTRA_REGISTERS, NARROW_INTRA_REGISTERS, PAIR_REGISTERS = 80, 64, 128
+NARROW = 64
 PASS_WARPS = BV // WARP_ROWS
 BASE = (
     3  # log2 of the blocks within which unbounded gates are taken from the middle, in the forward pass and in bfloat16
@@ -99,7 +100,7 @@ def _place_arguments(w: Work) -> dict[str, Any]:
 
 
 def intra(w: Work, G: Tensor) -> Launch:
-    """What does not depend on the state, two programs a multiprocessor, or three where heads have up to 64 channels."""
+    """What does not depend on the state, two programs a multiprocessor, or three or four where heads have up to 64 channels."""
     call, p, x, _ = w
     arguments = _gate_arguments(w) | _place_arguments(w)
     arguments |= {f"t_{name}": _tiles(aligned(getattr(call, name)), p.C, p.width) for name in ("q", "k", "g")}
@@ -113,8 +114,11 @@ def intra(w: Work, G: Tensor) -> Launch:
         "p_end": x.end,
         "BASE": 0 if p.bounded or p.dot == "fp16" else BASE,
     }
-    programs = min(p.slots * p.HV, (3 if p.width == 64 else 2) * _multiprocessors(call.v.device))
-    return Launch(hopper_intra_kernel, (programs,), arguments, num_warps=p.width // WARP_ROWS, maxnreg=INTRA_REGISTERS)
+    at_a_time, maxnreg = 2, INTRA_REGISTERS
+    if p.width == NARROW:
+        at_a_time, maxnreg = (4, NARROW_INTRA_REGISTERS) if p.bounded else (3, INTRA_REGISTERS)
+    programs = min(p.slots * p.HV, at_a_time * _multiprocessors(call.v.device))
+    return Launch(hopper_intra_kernel, (programs,), arguments, num_warps=p.width // WARP_ROWS, maxnreg=maxnreg)
 
 
 def _pass_arguments(w: Work, segments: range) -> dict[str, Any]:
@@ -171,7 +175,7 @@ def states(
         "STAGES": 3 if outputs else 2,
     }
     grid = (_value_blocks(V) * p.HV * p.N * len(segments),)
-    maxnreg = None if outputs else SUMMARY_REGISTERS
+    maxnreg = None if outputs and p.width > NARROW else PAIR_REGISTERS
     return Launch(hopper_state_kernel, grid, arguments, num_warps=PASS_WARPS, maxnreg=maxnreg)
 
 
@@ -194,7 +198,8 @@ def reverse(
         "STAGES": 3,
     }
     grid = (_value_blocks(p.V) * p.HV * p.N * len(segments),)
-    return Launch(hopper_reverse_kernel, grid, arguments, num_warps=PASS_WARPS)
+    maxnreg = None if p.width > NARROW else PAIR_REGISTERS
+    return Launch(hopper_reverse_kernel, grid, arguments, num_warps=PASS_WARPS, maxnreg=maxnreg)
 
 
 def gradients(w: Work, o: Tensor, do: Tensor, passed: Passed) -> tuple[list[Launch], dict[str, Any]]:
@@ -232,7 +237,7 @@ def gradients(w: Work, o: Tensor, do: Tensor, passed: Passed) -> tuple[list[Laun
         "V": p.V,
         "BV": width,
     }
-    at_a_time, maxnreg = (2, GRADIENT_REGISTERS) if p.width == 64 else (1, None)
+    at_a_time, maxnreg = (2, PAIR_REGISTERS) if p.width == NARROW else (1, None)
     programs = min(p.slots * p.HV, at_a_time * _multiprocessors(do.device))
     return [
         Launch(hopper_gradient_kernel, (programs,), arguments, num_warps=p.width // WARP_ROWS, maxnreg=maxnreg)
