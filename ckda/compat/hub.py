@@ -4,7 +4,7 @@ python -m ckda.compat.hub FOLDER
 
     FOLDER/build/torch-universal/metadata.json
                                  __init__.py     complex_kda, complex_kda_step and FLA's functions (ckda.compat.fla)
-                                 layers.py       the functions as layers, for kernels' kernelize
+                                 layers/         the functions as layers, for kernels' kernelize
                                  ops/ ...        the modules that they need, nothing else
 
     from kernels import get_local_kernel
@@ -50,8 +50,6 @@ __all__ = ["complex_kda", "complex_kda_step", "layers", {names}]
 _LAYERS = '''"""The functions as layers, by the names under which clients look them up."""
 
 from torch import nn
-
-from .compat import fla
 '''
 
 _LAYER = '''
@@ -63,6 +61,8 @@ class {name}(nn.Module):
     can_torch_compile = True
 
     def forward(self, *args, **kwargs):
+        from ..compat import fla
+
         return fla.{name}(*args, **kwargs)
 '''
 
@@ -83,7 +83,7 @@ def write_kernel(folder: str | Path) -> Path:
     write_text(
         build / "__init__.py", _INIT.format(version=__version__, functions=",\n    ".join(FUNCTIONS), names=names)
     )
-    write_text(build / "layers.py", _LAYERS + "".join(_LAYER.format(name=name) for name in FUNCTIONS))
+    write_text(build / "layers" / "__init__.py", _LAYERS + "".join(_LAYER.format(name=name) for name in FUNCTIONS))
     write_json(build / "metadata.json", _metadata())
     return build
 
