@@ -12,7 +12,7 @@ from ckda.ops.gate import EPS, Gate, evaluate_gate, sigmoid
 __all__ = ["START", "SignFactor", "sign_factor", "sign_projection"]
 
 #: b, where u stands at the start: near enough to zero that a fine-tuning can reach it
-START = 2.0
+START = 0.5
 
 
 class _AtMostOne(torch.autograd.Function):
@@ -43,7 +43,7 @@ def sign_factor(u: Tensor, start: float = START) -> Gate:
     both sides, so that gradients carry a gate from one sign to the other.
 
     Example:
-        >>> gate = sign_factor(torch.tensor([2.0, 9.0, 0.0, -2.0]))
+        >>> gate = sign_factor(torch.tensor([0.5, 9.0, 0.0, -0.5]))
         >>> gate.alpha()
         tensor([ 1.0000,  1.0000,  0.0067, -1.0000])
         >>> float(gate.log[0])
@@ -61,7 +61,7 @@ def sign_projection(d: int, num_gates: int) -> nn.Linear:
 
     Example:
         >>> sign_projection(8, 3)(torch.randn(8))
-        tensor([2., 2., 2.], grad_fn=<ViewBackward0>)
+        tensor([0.5000, 0.5000, 0.5000], grad_fn=<ViewBackward0>)
     """
     projection = nn.Linear(d, num_gates)
     reset(projection)

@@ -1,5 +1,6 @@
 """ckda.convert: the model is what it was, its gates may turn negative, and it is loaded as it was saved."""
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -138,3 +139,18 @@ def test_bad_input(tmp_path):
         ckda.convert(tmp_path)
     with pytest.raises(ValueError, match="has signs already"):
         ckda.convert(ComplexKDA(16, 2, 8))
+
+
+@pytest.mark.exhaustive
+def test_a_trained_model_learns_s3_after_conversion():
+    """recipes/signs.py: gates cross zero, and words are tracked that as much training without signs does not track."""
+    path = Path(__file__).parents[2] / "recipes" / "signs.py"
+    spec = importlib.util.spec_from_file_location("recipe_of_signs", path)
+    recipe = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(recipe)
+    record = recipe.run(updates=600, more=1200, seeds=2)
+    before, without, signed = (record["scores"][arm][32] for arm in record["scores"])
+    assert max(before) < 0.5
+    assert max(without) < 0.6
+    assert max(signed) > 0.9
+    assert min(record["negative_gates"]) > 0.02
