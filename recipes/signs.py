@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ckda import ComplexKDA, convert
 from ckda.experiments.tracking.model import Tracker, build_tracker
 from ckda.experiments.tracking.task import WordProblem, correct_in_passing, scaled_accuracy
 from ckda.layers.sign_factor import START, SignFactor
@@ -62,6 +63,25 @@ def negative_gates(ensemble: Ensemble, task: WordProblem) -> list[float]:
     return found
 
 
+def deviation(tokens: int = 4096) -> dict[str, float]:
+    """How far a layer's output and state are from what they were before conversion, relative to the largest of them.
+
+    Gates of exp(-1e-3) to exp(-1e-4) a token, so that the state remembers all of the sequence.
+    """
+    torch.manual_seed(0)
+    layer = ComplexKDA(64, 4, 16, gate="sigmoid", beta_range=2)
+    with torch.no_grad():
+        layer.dt_bias.copy_(torch.log(torch.logspace(-4, -3, 64) / 5))
+        x = torch.randn(1, tokens, 64)
+        before, cache = layer.prefill(x)
+        after, cache_after = convert(layer).prefill(x)
+    return {
+        "tokens": tokens,
+        "output": float((after - before).abs().max() / before.abs().max()),
+        "state": float((cache_after.state - cache.state).abs().max() / cache.state.abs().max()),
+    }
+
+
 def run(updates: int, more: int, seeds: int) -> dict[str, Any]:
     """Train, convert, fine-tune, score."""
     began, task, names = time.monotonic(), WordProblem.named("S3"), tuple(range(seeds))
@@ -81,6 +101,7 @@ def run(updates: int, more: int, seeds: int) -> dict[str, Any]:
             "converted and trained on": scores(signed, task),
         },
         "negative_gates": negative_gates(signed, task),
+        "deviation": deviation(),
         "seconds": round(time.monotonic() - began, 1),
     }
 
@@ -96,7 +117,7 @@ def main() -> int:
     record = run(args.updates, args.more, args.seeds)
     for arm, found in record["scores"].items():
         print(f"{arm:26} {found}")
-    print(f"negative gates {record['negative_gates']}")
+    print(f"negative gates {record['negative_gates']}, deviation {record['deviation']}")
     if args.out is not None:
         print(write_json(args.out / "signs.json", record | {"environment": environment()}))
     return 0
