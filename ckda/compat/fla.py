@@ -13,6 +13,7 @@ Legend: B batch, T time, H query/key heads, HV value heads, K key width, V value
 """
 
 import warnings
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -76,6 +77,7 @@ def chunk_kda(
         initial_state: [N, HV, K, V], with `state_v_first` [N, HV, V, K]; so is the final state.
         return_intermediate_states: a third result, the states before every `chunk_size` tokens, [B, NT, HV, K, V] in q's dtype;
             without gradients. One call a chunk: for looking, not for speed.
+        cp_context: a `ckda.ops.context.Context`: the time axis lies over its ranks, and `cu_seqlens` are those of all of them.
         signed: with `use_gate_in_kernel`, gates in [-1, 1]: ``tanh(exp(A_log) (g + dt_bias) / 2)``, see `ckda.complex_kda`.
 
     Example:
@@ -93,9 +95,10 @@ def chunk_kda(
     gate = _gate(g, q, use_gate_in_kernel, lower_bound, A_log, dt_bias, signed)
     rate = _rate(beta, q, v, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     arguments = _arguments(q, k, v, gate, rate, scale, cu_seqlens, use_qk_l2norm_in_kernel)
-    if cp_context is not None:
-        return _in_context(arguments, cp_context, initial_state, output_final_state)
     start = state_in(initial_state, v_first, arguments)
+    if cp_context is not None:
+        o, state = _in_context(arguments, cp_context, start, output_final_state)
+        return o, state_out(state, v_first)
     if return_intermediate_states:
         return with_states(arguments, start, output_final_state, v_first, chunk_size)
     o, state = complex_kda(**arguments, initial_state=start, output_final_state=output_final_state)
@@ -249,10 +252,11 @@ def chunk_gated_delta_rule(
     arguments = _arguments(
         q, k, v, {"g": _a_head(_fitting(g, q), k, v)}, rate, scale, cu_seqlens, use_qk_l2norm_in_kernel
     )
-    if cp_context is not None:
-        return _in_context(arguments, cp_context, initial_state, output_final_state)
     start = state_in(initial_state, v_first, arguments)
-    o, state = complex_kda(**arguments, initial_state=start, output_final_state=output_final_state)
+    if cp_context is not None:
+        o, state = _in_context(arguments, cp_context, start, output_final_state)
+    else:
+        o, state = complex_kda(**arguments, initial_state=start, output_final_state=output_final_state)
     return o, state_out(state, v_first)
 
 
@@ -487,7 +491,15 @@ def _output(o: Tensor, out: Tensor | None) -> Tensor:
     return out.copy_(o)
 
 
-def _in_context(arguments: dict[str, Any], cp_context: Any, initial_state: Tensor | None, final: bool) -> Any:
-    raise NotImplementedError(
-        "cp_context is given; context parallelism by FLA's context is not served here: leave it None"
-    )
+def _in_context(arguments: dict[str, Any], cp_context: Any, start: Tensor | None, final: bool) -> Any:
+    """The operator over the ranks of a `ckda.ops.context.Context`; FLA's own context knows this rank's sequences only."""
+    try:
+        context = import_module("ckda.ops.context")
+    except ImportError:
+        context = None
+    if context is None or not isinstance(cp_context, context.Context):
+        raise NotImplementedError(
+            f"cp_context is of type {type(cp_context).__name__}; it must be None or a ckda.ops.context.Context, with which "
+            "cu_seqlens are those of all ranks"
+        )
+    return context.complex_kda_context(**arguments, context=cp_context, initial_state=start, output_final_state=final)
