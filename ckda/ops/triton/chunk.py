@@ -84,7 +84,7 @@ def forward(call: Call, kept: Kept) -> tuple[Tensor, Tensor | None, list[Tensor]
 
     `kept` is for calls of this kind alone: launches are kept there, and taken from there.
     """
-    call = tidied(_written(call))
+    call = _written(tidied(call))
     made = replay.rerun(kept, "forward", call.tensors)
     if made is None:
         made = _forward(call, kept)
@@ -137,7 +137,7 @@ def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None,
     `saved` are the memory that :func:`forward` left, and o.
     """
     first = 2 if is_bounded(call) else 0  # decayed q and k were saved
-    tidy, do, name = tidied(_written(call), first), aligned(do), "backward"
+    tidy, do, name = _written(tidied(call, first)), aligned(do), "backward"
     given = [*tidy.tensors[first:], *map(aligned, saved), do]
     if dfinal is not None:
         name = "backward with the state's"
@@ -164,11 +164,20 @@ def _backward(call: Call, given: list[Tensor | None], kept: Kept, name: str) -> 
         dinitial = w.x.rho.new_empty(p.N * p.num_segments, p.HV, p.K, p.V)
     reverse = kernels.reverse(w, do, dfinal, dinitial, passed, p.segments)
     ends, out = kernels.gradients(w, o, do, passed)
-    group_sums, out = portable.group_sums(w, out)
+    groups, out = portable.group_sums(w, out)
     sums, dA_log, ddt_bias = gate_sums(call, out)
-    run(reverse, *ends, *group_sums, *sums)
-    gates = [out["p_dg"], out["p_dbeta"], dA_log, ddt_bias]
-    made = [out["p_dq"], out["p_dk"], passed.dv, *gates, dinitial, out["p_derase"]]
+    run(reverse, *ends, *groups, *sums)
+    made = [
+        out["p_dq"],
+        out["p_dk"],
+        passed.dv,
+        out["p_dg"],
+        out["p_dbeta"],
+        dA_log,
+        ddt_bias,
+        dinitial,
+        out["p_derase"],
+    ]
     if p.num_segments == 1 or not state_gradient:  # else it was copied into place, which is no launch of ours
         replay.record(kept, name, run.launches, given, made)
     return made
@@ -181,7 +190,7 @@ def launches(call: Call) -> list[Launch]:
     w, kernels = _work(call, p, empty_saved(call, p)), _kernels(call)
     o, state, G, passed, segments = torch.empty_like(call.v), call.zero_state(), _G(w), _empty_passed(w), w.p.segments
     ends, out = kernels.gradients(w, o, o, passed)
-    group_sums, out = portable.group_sums(w, out)
+    groups, out = portable.group_sums(w, out)
     return [
         *portable.places(w),
         kernels.intra(w, G),
@@ -193,6 +202,6 @@ def launches(call: Call) -> list[Launch]:
         kernels.reverse(w, o, state, state, passed, segments),
         kernels.reverse(w, o, state, state, None, segments),
         *ends,
-        *group_sums,
+        *groups,
         *gate_sums(call, out)[0],
     ]

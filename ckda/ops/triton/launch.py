@@ -206,14 +206,13 @@ def assemble(
 ) -> Gradients:
     """What backward kernels wrote, as :class:`Gradients`: grouped heads summed, in the arguments' dtypes.
 
-    dv is the gradient of what was written: of v, or of a write gate times v.
     dinitial is [N, HV, K, V], or [N * num_segments, HV, K, V], of which the first of each sequence counts.
     """
     H = call.q.shape[2]
     if dq.shape[2] > H:
         dq, dk = (x.unflatten(2, (H, -1)).sum(3, dtype=torch.float32).to(call.q.dtype) for x in (dq, dk))
     dwrite = None
-    if call.write is not None:
+    if call.write is not None:  # dv is that of write * v
         dwrite, dv = (dv * call.v).to(call.write.dtype), dv * call.write
     if dv.dtype != call.v.dtype:
         dv = dv.to(call.v.dtype)
