@@ -7,6 +7,7 @@ from ckda.layers.delta_product import DeltaProduct
 from ckda.layers.gated_delta import GatedDeltaNet, SeparateGates
 from ckda.layers.gated_norm import HeadNorm
 from ckda.layers.mixers import MIXERS, Mixer, build_mixer
+from ckda.layers.sign_factor import SignFactor
 
 __all__ = [
     "GRU",
@@ -21,6 +22,7 @@ __all__ = [
     "Mixer",
     "SeparateGates",
     "ShortConvolution",
+    "SignFactor",
     "SoftmaxAttention",
     "build_mixer",
 ]
