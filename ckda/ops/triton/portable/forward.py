@@ -173,6 +173,23 @@ def _used_norms(b_q_square, b_k_square, NORMALIZE: tl.constexpr):
 
 
 @triton.jit
+def _store_lines(
+    b_inverse, b_power, b_norm2, p_beta, p_rho, p_norms, line, b_line, m_token, TOKENS,
+    HV: tl.constexpr, ERASE: tl.constexpr, BETA_RANGE: tl.constexpr,
+):  # fmt: skip
+    """What is one number a token: rho = beta / |k|^2 and the norms."""
+    b_rho = tl.where(m_token, 1.0, 0.0)
+    if not ERASE:
+        b_beta = tl.load(p_beta + line + b_line, mask=m_token, other=0.0).to(tl.float32)
+        b_rho = tl.where(m_token, learning_rate(b_beta, BETA_RANGE), 0.0)
+    tl.store(p_rho + line + b_line, (b_rho / b_norm2).to(tl.float32), mask=m_token)
+    num_lines = tl.cast(TOKENS, tl.int64) * HV
+    tl.store(p_norms + line + b_line, b_inverse, mask=m_token)
+    tl.store(p_norms + num_lines + line + b_line, b_power, mask=m_token)
+    tl.store(p_norms + 2 * num_lines + line + b_line, b_norm2, mask=m_token)
+
+
+@triton.jit
 def _unbounded_products(b_q, b_k, b_erase, b_log, C: tl.constexpr, LEVELS: tl.constexpr, DOT: tl.constexpr):
     """A and G of gates without a bound, border by border (:func:`ckda.ops.triton.tile.border_decay`); signs are in q and k.
 
@@ -349,13 +366,28 @@ def intra_kernel(
         b_g = widened(in_registers(finite_gate(b_g, GATE), m_tile), C, DOT)
         if BK >= K and NORMALIZE:
             b_q_square, b_k_square = _squares(b_q, b_k, WIDE)
-        b_inverse, b_power, _ = _used_norms(b_q_square, b_k_square, NORMALIZE)
+        b_inverse, b_power, b_norm2 = _used_norms(b_q_square, b_k_square, NORMALIZE)
         b_q = operand(b_q * (b_inverse * scale)[None, :], DOT).to(tl.float32)
         b_k *= b_power[None, :]
         b_log, b_negative = chunk_gate(
             b_g, p_sign, p_A_log, p_dt_bias, line * K, o_g, m_tile, i_hv, b_channel,
             K, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, WIDE,
         )  # fmt: skip
+        _store_lines(
+            b_inverse,
+            b_power,
+            b_norm2,
+            p_beta,
+            p_rho,
+            p_norms,
+            line,
+            b_line,
+            m_token & (k == 0),
+            TOKENS,
+            HV,
+            ERASE,
+            BETA_RANGE,
+        )
         b_erase = tl.full([1, 1], 1.0, tl.float32)
         if ERASE:
             b_erase = tl.load(p_erase + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)
@@ -383,16 +415,6 @@ def intra_kernel(
         o_slot = (i_chunk * HV + i_hv).to(tl.int64) * K + b_channel
         tl.store(p_start + o_slot, b_start, mask=m_channel)
         tl.store(p_end + o_slot, b_end, mask=m_channel)
-    b_inverse, b_power, b_norm2 = _used_norms(b_q_square, b_k_square, NORMALIZE)
-    b_rho = tl.where(m_token, 1.0, 0.0)
-    if not ERASE:
-        b_beta = tl.load(p_beta + line + b_line, mask=m_token, other=0.0).to(tl.float32)
-        b_rho = tl.where(m_token, learning_rate(b_beta, BETA_RANGE), 0.0)
-    tl.store(p_rho + line + b_line, (b_rho / b_norm2).to(tl.float32), mask=m_token)
-    num_lines = tl.cast(TOKENS, tl.int64) * HV
-    tl.store(p_norms + line + b_line, b_inverse, mask=m_token)
-    tl.store(p_norms + num_lines + line + b_line, b_power, mask=m_token)
-    tl.store(p_norms + 2 * num_lines + line + b_line, b_norm2, mask=m_token)
     o_A = b_line[:, None] * C + b_index[None, :]
     b_A = tl.where(b_index[:, None] >= b_index[None, :], b_A, 0.0)
     tl.store(p_A + line * C + o_A, operand(b_A, DOT), mask=m_token[:, None])
