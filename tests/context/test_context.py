@@ -28,9 +28,7 @@ def test_ranks_equal_one_device() -> None:
         assert result["finite"] == [True, False, True]
     assert sorted(ranks[0]["training"]) == ["joined", "separate"]
     for errors in ranks[0]["training"].values():
-        # three updates in float32; AdamW makes the next gradient of a rounding error in one that is nearly zero
-        assert max(errors["loss"], errors["held_out_loss"]) < 1e-5
-        assert errors["grad_norm"] < 1e-3
+        assert worst(errors)[1] < 1e-5, errors  # in float32
     check_refusals([result["refusals"] for result in ranks])
 
 
