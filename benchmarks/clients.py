@@ -318,10 +318,8 @@ def main() -> int:
         found = record.get(part)
         if found is None:
             continue
-        print(
-            f"{part:18} {found['before']:.4f} s -> {found['after']:.4f} s, {found['ratio']:.2f} times as fast "
-            f"({found['processor_ratio']:.2f} by processor time)"
-        )
+        times = f"{found['before']:.4f} s -> {found['after']:.4f} s, {found['ratio']:.2f} times as fast"
+        print(f"{part:18} {times} ({found['processor_ratio']:.2f} by processor time)")
     print({key: record[key] for key in ("same_tokens", "apart", "errors") if key in record})
     return 0
 
