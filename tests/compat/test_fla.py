@@ -358,3 +358,19 @@ def test_the_old_name_of_a_layout_warns():
     with pytest.warns(DeprecationWarning, match="state_v_first"):
         _, state = fla.chunk_kda(**_DATA, transpose_state_layout=True, output_final_state=True)
     assert state.shape == (B, HV, V, K)
+
+
+def test_our_context_is_taken_over_its_ranks(tmp_path):
+    """One rank here; several are tested with the context itself."""
+    from torch import distributed
+
+    from ckda.ops.context import Context
+
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        options = {"use_qk_l2norm_in_kernel": True, "output_final_state": True, "state_v_first": True}
+        found = fla.chunk_kda(**_DATA, cp_context=Context(), **options)
+    finally:
+        distributed.destroy_process_group()
+    for a, b in zip(found, fla.chunk_kda(**_DATA, **options), strict=True):
+        close(a, b)
