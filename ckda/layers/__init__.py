@@ -3,7 +3,7 @@
 from ckda.layers.baselines import GRU, AttentionBlock, SoftmaxAttention
 from ckda.layers.complex_kda import RANGES, ComplexKDA, LayerCache
 from ckda.layers.convolution import ShortConvolution
-from ckda.layers.delta_product import DeltaProduct
+from ckda.layers.delta_product import ComplexProduct, DeltaProduct
 from ckda.layers.gated_delta import GatedDeltaNet, SeparateGates
 from ckda.layers.gated_norm import HeadNorm
 from ckda.layers.mixers import MIXERS, Mixer, build_mixer
@@ -14,6 +14,7 @@ __all__ = [
     "RANGES",
     "AttentionBlock",
     "ComplexKDA",
+    "ComplexProduct",
     "DeltaProduct",
     "GatedDeltaNet",
     "HeadNorm",

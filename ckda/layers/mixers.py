@@ -12,7 +12,7 @@ from torch import nn
 
 from ckda.layers.baselines import GRU, SoftmaxAttention
 from ckda.layers.complex_kda import RANGES, ComplexKDA
-from ckda.layers.delta_product import DeltaProduct
+from ckda.layers.delta_product import ComplexProduct, DeltaProduct
 from ckda.layers.gated_delta import GatedDeltaNet, SeparateGates
 
 __all__ = ["MIXERS", "Mixer", "build_mixer"]
@@ -26,6 +26,7 @@ class Mixer:
     label: str  #: how tables and figures call it
     options: dict[str, Any] = field(default_factory=dict)
     sized: bool = True  #: whether it takes num_heads and head_dim
+    expand_v: int = 1  #: channels of a value over those of a key
 
     @property
     def is_delta_rule(self) -> bool:
@@ -62,6 +63,14 @@ MIXERS: dict[str, Mixer] = {
     "deltaproduct2-beta1": Mixer(DeltaProduct, "DeltaProduct₂, β to 1", {"num_updates": 2, "beta_range": 1}),
     "deltaproduct2": Mixer(DeltaProduct, "DeltaProduct₂", {"num_updates": 2}),
     "deltaproduct3": Mixer(DeltaProduct, "DeltaProduct₃", {"num_updates": 3}),
+    "deltaproduct4": Mixer(DeltaProduct, "DeltaProduct₄", {"num_updates": 4}),
+    "deltaproduct2-wide": Mixer(
+        DeltaProduct,
+        "DeltaProduct₂ as published",
+        {"num_updates": 2, "forget": True, "activate": ("q", "k", "v")},
+        expand_v=2,
+    ),
+    "ckda-product2": Mixer(ComplexProduct, "Complex KDA, two factors", {"gate": "signed", "beta_range": 2, "num_updates": 2}),
     "gated-deltaproduct2": Mixer(DeltaProduct, "Gated DeltaProduct₂", {"num_updates": 2, "forget": True}),
     "gated-deltaproduct3": Mixer(DeltaProduct, "Gated DeltaProduct₃", {"num_updates": 3, "forget": True}),
     "attention": Mixer(SoftmaxAttention, "softmax attention"),
@@ -80,10 +89,12 @@ def build_mixer(name: str, d_model: int, num_heads: int, head_dim: int, **option
         Traceback (most recent call last):
         ValueError: there is no mixer 'mamba'; there are kda, kda-beta2, kda-signed, ckda, kda-softplus, kda-softplus-beta2,
         ckda-separate, gdn2, gdn2-erase2, deltanet, deltanet-beta2, gdn, gdn-beta2, deltaproduct1, deltaproduct2-beta1,
-        deltaproduct2, deltaproduct3, gated-deltaproduct2, gated-deltaproduct3, attention, gru
+        deltaproduct2, deltaproduct3, deltaproduct4, deltaproduct2-wide, ckda-product2, gated-deltaproduct2,
+        gated-deltaproduct3, attention, gru
     """
     if name not in MIXERS:
         raise ValueError(f"there is no mixer {name!r}; there are {', '.join(MIXERS)}")
     mixer = MIXERS[name]
     sizes = (num_heads, head_dim) if mixer.sized else ()
-    return mixer.make(d_model, *sizes, **mixer.options | options)
+    wide = {"head_v_dim": mixer.expand_v * head_dim} if mixer.expand_v != 1 else {}
+    return mixer.make(d_model, *sizes, **mixer.options | wide | options)
