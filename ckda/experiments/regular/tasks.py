@@ -16,7 +16,7 @@ length of which each is asked once, at a step drawn uniformly: words of all leng
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -285,6 +285,11 @@ TASKS: dict[str, Task] = {
 PUBLISHED_FOUR = ("parity", "even-pairs", "cycle", "arithmetic")  #: PD-SSM's table
 
 
+@lru_cache(maxsize=16)  # all arms are asked the same
+def _test_words(task: Task, size: int, shortest: int, longest: int, device: str) -> tuple[Tensor, Tensor]:
+    return task.words(size, shortest, longest, torch.Generator(device).manual_seed(1_000_000 + longest))
+
+
 @torch.no_grad()
 def evaluate(
     prefill: Any, task: Task, replicas: int, size: int, shortest: int, longest: int, device: str, segment: int = 256
@@ -294,8 +299,7 @@ def evaluate(
     Args:
         prefill: tokens [R, B, t] and a cache (None at first) -> logits [R, B, t, n] and the next cache.
     """
-    generator = torch.Generator(device).manual_seed(1_000_000 + longest)
-    x, y = task.words(size, shortest, longest, generator)
+    x, y = _test_words(task, size, shortest, longest, device)
     counted = task.scored(y) & (torch.arange(longest, device=x.device) >= shortest - 1)
     tokens, right, cache = task.begun(x)[:, : longest + 1], torch.zeros(replicas, dtype=torch.float64, device=x.device), None
     for first in range(0, longest + 1, segment):

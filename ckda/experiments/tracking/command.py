@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from ckda.command import (
     seconds,
 )
 from ckda.experiments.common.show import markdown_table, print_table, source_line
+from ckda.experiments.regular import report as suite_report
+from ckda.experiments.regular import run as suite
 from ckda.experiments.tracking.figures import groups_figure, published
 from ckda.experiments.tracking.lottery import lottery
 from ckda.experiments.tracking.recipes import RECIPES
@@ -30,6 +32,7 @@ from ckda.train.recipe import steps_word
 
 __all__ = ["add_arguments", "markdown", "print_result", "run_command", "table", "write_report"]
 
+_OUT = "runs/track"
 _STOPPED = 3  # exit status at the time limit
 _LONG, _DAY = 600, 86_400  # seconds from which a training says that it is long, and from which it asks
 #: options that change the recipe: they become part of its name, and so of the run's
@@ -44,7 +47,7 @@ _CHANGES: dict[str, Callable[[Any], str]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``ckda track``."""
-    add_common_arguments(parser, "runs/track")
+    add_common_arguments(parser, _OUT)
     add_run_arguments(parser)
     parser.add_argument(
         "group",
@@ -69,6 +72,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--lr-muon", help="Muon's peak learning rate: short for +lr-muon=...")
     how.add_argument("--lr-adamw", help="AdamW's peak learning rate: short for +lr-adamw=...")
     how.add_argument("--from", dest="begin", metavar="RUN", help="begin from the weights in a file runs/NAME.pt")
+    parser.add_argument(
+        "--suite",
+        choices=("regular",),
+        help="instead of groups: parity, even pairs, cycle navigation, modular arithmetic, S5, traces, recall; --mixer names arms "
+        "(default out: runs/regular, five seeds)",
+    )
     test = parser.add_argument_group("what is tested")
     test.add_argument("--lengths", help="what is tested, with commas (default: 8 ... 512, on a GPU to 65536)")
     parser.add_argument(
@@ -92,6 +101,8 @@ def run_command(args: argparse.Namespace) -> int:
         for name, text in RECIPES.listing():
             print(f"{name:28s} {text}")
         return 0
+    if args.suite:
+        return _run_suite(args)
     try:
         if args.collect:
             result = collect(args.collect, args.group, args.trained_at)
@@ -109,6 +120,38 @@ def run_command(args: argparse.Namespace) -> int:
         print((out / "track.json").read_text(), end="")
     else:
         print_result(result, out)
+    return _STOPPED if result.absent else 0
+
+
+def _run_suite(args: argparse.Namespace) -> int:
+    """``--suite regular``: groups are tasks, mixers are arms."""
+    arms = () if args.mixer == "ckda" else tuple(pick_names(args.mixer, tuple(suite.ARMS), {}, "--mixer"))
+    tasks = tuple(pick_names(",".join(args.group) or "all", tuple(suite.TASKS), {"all": tuple(suite.TASKS)}, "task"))
+    out = Path("runs/regular" if args.out == _OUT else args.out)
+    sizes = {"steps": args.steps, "batch": args.batch, "first_seed": args.seed, "num_seeds": args.seeds or 5}
+    config = suite.SuiteConfig(
+        tasks,
+        arms,
+        **sizes,
+        together=args.together,
+        smoke=args.smoke,
+        device=args.device,
+        out=out,
+        fresh=args.fresh,
+        time_limit=args.time_limit,
+    )
+    try:
+        result = suite.collect(args.collect, args.trained_at) if args.collect else suite.run(config, quiet=args.json)
+    except ValueError as error:
+        raise SystemExit(f"ckda track: {error}") from error
+    make_folder(out)
+    for name, one in result.runs.items() if args.collect else ():
+        write_json(out / "runs" / f"{name}.json", asdict(one))
+    suite_report.write_report(result, out)
+    if args.json:
+        print((out / "suite.json").read_text(), end="")
+    else:
+        suite_report.print_result(result, out)
     return _STOPPED if result.absent else 0
 
 
