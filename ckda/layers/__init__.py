@@ -7,11 +7,13 @@ from ckda.layers.delta_product import ComplexProduct, DeltaProduct
 from ckda.layers.gated_delta import GatedDeltaNet, SeparateGates
 from ckda.layers.gated_norm import HeadNorm
 from ckda.layers.mixers import MIXERS, Mixer, build_mixer
+from ckda.layers.state_space import RWKV7, Mamba2, Mamba3
 
 __all__ = [
     "GRU",
     "MIXERS",
     "RANGES",
+    "RWKV7",
     "AttentionBlock",
     "ComplexKDA",
     "ComplexProduct",
@@ -19,6 +21,8 @@ __all__ = [
     "GatedDeltaNet",
     "HeadNorm",
     "LayerCache",
+    "Mamba2",
+    "Mamba3",
     "Mixer",
     "SeparateGates",
     "ShortConvolution",
