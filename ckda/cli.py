@@ -23,6 +23,10 @@ INSPECT = {
         "ckda.experiments.tracking.inspect",
         "a run of `ckda track`: the head that works, its gates, keys and spectra, and the representation it has learned",
     ),
+    "horizon": Verb(
+        "ckda.experiments.tracking.horizon",
+        "runs of `ckda track`: the length at which each seed goes wrong, predicted from short words, and measured",
+    ),
     "audio": Verb(
         "ckda.experiments.audio.inspect",
         "a run of `ckda audio`: spectra on blank input, and life without the complex modes",
@@ -65,7 +69,7 @@ VERBS: dict[str, Verb | tuple[str, dict[str, Verb]]] = {
         "ckda.experiments.audio.command",
         "continue a groove after half a bar: CKDA, KDA, DeltaProduct, GRU, Transformer",
     ),
-    "inspect": ("what a trained model does: inspect track RUN, audio RUN, lm PATH", INSPECT),
+    "inspect": ("what a trained model does: inspect track RUN, horizon RUN ..., audio RUN, lm PATH", INSPECT),
     "lm": ("language models: params, prepare, train, ladder, eval, generate", LM),
     "needle": Verb("ckda.lm.needle", "find a needle in a haystack of 1K to 8K tokens (RULER)", "lm"),
     "bench": Verb("ckda.bench.command", "the operator's speed, ours and flash-linear-attention's in one run", "triton"),

@@ -1,7 +1,8 @@
 """``ckda track --suite regular``: every arm on every task, then one table and one figure.
 
 A run is a task and an arm (:data:`.tasks.TASKS`, :data:`.model.ARMS`) with its seeds as one program; several runs
-train side by side. A finished run is kept in the store (:class:`ckda.experiments.common.store.Store`), and the same command goes on from there.
+train side by side. A finished run is kept in the store (:class:`ckda.experiments.common.store.Store`), and the same command goes
+on from there.
 """
 
 import time
@@ -17,7 +18,7 @@ from torch import Tensor
 from ckda.command import pick_device
 from ckda.experiments.common.store import Store, collect_records, plain, stacked_parameters
 from ckda.experiments.regular.model import ARMS, build_model, num_layers
-from ckda.experiments.regular.tasks import PUBLISHED_FOUR, TASKS, Task, evaluate
+from ckda.experiments.regular.tasks import PUBLISHED_FOUR, TASKS, Task, evaluate, scaled_scores
 from ckda.record import environment
 from ckda.train import Ensemble, Program, Recipe, TimeUp, train
 
@@ -28,7 +29,7 @@ LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048)  #: the accuracy over the last
 SOLVED = 0.99  #: scaled accuracy over :data:`RANGE` from which a seed counts as having the task
 _FIVE = ("ckda", "kda", "deltaproduct2", "gru", "transformer")
 _NEAR, _WORDS, _FAR_WORDS = 256, 128, 32  # words a test up to that length, and beyond
-_TIMED, _WARM = 20, 6  # updates whose time is taken, and those before them
+_TIMED, _WARM = 12, 5  # updates whose time is taken, and those before them
 _BASE = Recipe(steps=4000, batch=256, curriculum=(4, 8, 16, 24, 40), momentum="cycled", block=200)
 _SMOKE: dict[str, Any] = {"steps": 4, "batch": 4, "curriculum": (8, 12), "block": 2}
 
@@ -240,12 +241,20 @@ def _scores(job: _Job, smoke: bool) -> tuple[dict[str, list[float]], dict[str, s
     def prefill(tokens: Tensor, cache: Any) -> Any:
         return ensemble.call("prefill", tokens) if cache is None else ensemble.call("prefill", tokens, cache)
 
-    def score(shortest: int, longest: int) -> list[float]:
+    def counts(shortest: int, longest: int) -> tuple[Tensor, Tensor]:
         size = (_WORDS if longest <= _NEAR else _FAR_WORDS) if not smoke else 2
-        return evaluate(prefill, job.task, len(ensemble.seeds), size, shortest, longest, device, segment=64)
+        return evaluate(prefill, job.task, len(ensemble.seeds), size, shortest, longest, device)
 
     tested = [n for n in LENGTHS if n <= (64 if smoke else LENGTHS[-1]) and (job.task.far or n <= RANGE[1])]
-    scores = {"-".join(map(str, RANGE)): score(*RANGE)} | {str(n): score(n - n // 4 + 1, n) for n in tested}
+    windows = {"-".join(map(str, RANGE)): RANGE} | {str(n): (n - n // 4 + 1, n) for n in tested}
+    if job.task.whole:
+        scores = {name: scaled_scores(job.task, counts(*window), *window) for name, window in windows.items()}
+    else:
+        near, far = counts(1, _NEAR), counts(1, tested[-1]) if tested[-1] > _NEAR else None
+        scores = {
+            name: scaled_scores(job.task, near if far is None or window[1] <= _NEAR else far, *window)
+            for name, window in windows.items()
+        }
     missing = {str(n): "the task has no words of this length" for n in LENGTHS if n not in tested and not job.task.far}
     return scores, missing
 

@@ -9,9 +9,10 @@
     trace         swap a b print a 2  the next token of a program's trace; scored where it is a value
     recall        a 4 b 7 b a         the value that was paired with the key (MQAR); scored after the pairs
 
-The first five are Delétang et al.'s (arXiv 2207.02098), the first four those of PD-SSM's table (arXiv 2509.22284): one answer a
-word, at its end. A causal model that is asked at the end of a word does not know what follows, so a batch holds words of one
-length of which each is asked once, at a step drawn uniformly: words of all lengths, without padding.
+The first five are Delétang et al.'s (arXiv 2207.02098), the first four those of PD-SSM's table (arXiv 2509.22284). There a word is
+asked once, at its end. A causal model that is asked at the end of a word does not know what follows, so the answer after every
+letter is the answer to a shorter word. Training asks for all of them, as for words of groups, which needs fewer updates than one
+answer a word; tests count them all, which is the accuracy at the end over words of all lengths.
 """
 
 from abc import ABC, abstractmethod
@@ -25,8 +26,9 @@ from torch.nn.functional import cross_entropy
 
 from ckda.experiments.tracking.task import WordProblem
 
-__all__ = ["PUBLISHED_FOUR", "TASKS", "UNASKED", "Task", "evaluate"]
+__all__ = ["PUBLISHED_FOUR", "TASKS", "UNASKED", "Task", "evaluate", "scaled_scores"]
 
+SMOOTHING = 0.1  #: of the labels: an answer that is right is still asked to be equally sure after words of any length
 UNASKED = -1  #: in the place of an answer where none is asked for
 _MODULUS = 5
 _PLUS, _MINUS, _TIMES, _OPEN, _CLOSE, _BLANK = range(_MODULUS, _MODULUS + 6)  # tokens after the digits
@@ -38,8 +40,8 @@ class Task(ABC):
 
     Example:
         >>> x, y = TASKS["parity"].batch(2, 8, torch.Generator().manual_seed(0))
-        >>> x.shape, y.shape, (y != UNASKED).sum(1).tolist()
-        (torch.Size([2, 9]), torch.Size([2, 8]), [1, 1])
+        >>> x.shape, y.shape
+        (torch.Size([2, 9]), torch.Size([2, 8]))
     """
 
     name: str
@@ -47,7 +49,7 @@ class Task(ABC):
     num_classes: int
     layers: int = 1
     conv_size: int = 0  #: taps of the short convolutions of delta rules; one letter alone does not say what to do if > 0
-    once: bool = True  #: whether training asks once a word
+    whole: bool = False  #: whether answers depend on where the word ends, so that each length needs words of its own
     far: bool = True  #: whether there are words of any length
 
     @property
@@ -72,9 +74,6 @@ class Task(ABC):
     def batch(self, size: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """x [size, 1 + length] with the begin token in front, y [size, length]."""
         x, y = self.words(size, 1, length, generator)
-        if self.once:
-            chance = torch.rand(y.shape, generator=generator, device=y.device).masked_fill(y == UNASKED, -1)
-            y = torch.full_like(y, UNASKED).scatter(1, at := chance.argmax(1, keepdim=True), y.gather(1, at))
         return self.begun(x), y
 
     def begun(self, x: Tensor) -> Tensor:
@@ -84,12 +83,13 @@ class Task(ABC):
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
         """Mean cross-entropy over what was asked, [R], from logits [R, B, 1 + T, n] and answers [R, B, T]."""
         asked = y != UNASKED
-        each = cross_entropy(output[:, :, 1:].flatten(0, 2), y.flatten(), reduction="none", ignore_index=UNASKED)
+        rows, labels = output[:, :, 1:].flatten(0, 2), y.flatten()
+        each = cross_entropy(rows, labels, reduction="none", ignore_index=UNASKED, label_smoothing=SMOOTHING)
         return each.view_as(y).sum((1, 2)) / asked.sum((1, 2))
 
     def key(self) -> dict[str, Any]:
         """What two runs must agree on."""
-        return {"task": self.name, "layers": self.layers, "conv_size": self.conv_size, "once": self.once}
+        return {"task": self.name, "layers": self.layers, "conv_size": self.conv_size, "smoothing": SMOOTHING}
 
 
 def _random(below: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -276,10 +276,10 @@ TASKS: dict[str, Task] = {
         EvenPairs("even-pairs", 2, 2),
         CycleNavigation("cycle", 3, _MODULUS),
         Arithmetic("arithmetic", 8, _MODULUS, layers=2, conv_size=4),
-        Brackets("brackets", 11, _MODULUS, layers=2, conv_size=4),
-        Permutations("S5", 120, 120, once=False),
-        Trace("trace", 2 * _VARIABLES + 2, 2 * _VARIABLES + 2, conv_size=4, once=False),
-        Recall("recall", _KEYS + _VALUES + 1, _VALUES, conv_size=4, once=False, far=False),
+        Brackets("brackets", 11, _MODULUS, layers=2, conv_size=4, whole=True),
+        Permutations("S5", 120, 120),
+        Trace("trace", 2 * _VARIABLES + 2, 2 * _VARIABLES + 2, conv_size=4),
+        Recall("recall", _KEYS + _VALUES + 1, _VALUES, conv_size=4, whole=True, far=False),
     )
 }
 PUBLISHED_FOUR = ("parity", "even-pairs", "cycle", "arithmetic")  #: PD-SSM's table
@@ -292,20 +292,26 @@ def _test_words(task: Task, size: int, shortest: int, longest: int, device: str)
 
 @torch.no_grad()
 def evaluate(
-    prefill: Any, task: Task, replicas: int, size: int, shortest: int, longest: int, device: str, segment: int = 256
-) -> list[float]:
-    """Scaled accuracy of each replica over what is scored from step `shortest` on, in words of up to `longest` letters.
+    prefill: Any, task: Task, replicas: int, size: int, shortest: int, longest: int, device: str, segment: int = 64
+) -> tuple[Tensor, Tensor]:
+    """[R, T] how many answers of each replica are right at each step of words of up to `longest` letters, and [T] how many count.
 
     Args:
         prefill: tokens [R, B, t] and a cache (None at first) -> logits [R, B, t, n] and the next cache.
     """
     x, y = _test_words(task, size, shortest, longest, device)
-    counted = task.scored(y) & (torch.arange(longest, device=x.device) >= shortest - 1)
-    tokens, right, cache = task.begun(x)[:, : longest + 1], torch.zeros(replicas, dtype=torch.float64, device=x.device), None
+    counted = task.scored(y)
+    tokens, right, cache = task.begun(x), [], None
     for first in range(0, longest + 1, segment):
         part = tokens[:, first : first + segment]
         logits, cache = prefill(part.expand(replicas, *part.shape), cache)
         steps = slice(max(first, 1) - 1, first + part.shape[1] - 1)
         said = logits[:, :, (first == 0) :].argmax(-1)
-        right += ((said == y[:, steps]) & counted[:, steps]).double().sum((1, 2))
-    return ((right / counted.sum() - task.chance) / (1 - task.chance)).tolist()
+        right.append(((said == y[:, steps]) & counted[:, steps]).sum(1))
+    return torch.cat(right, 1).cpu(), counted.sum(0).cpu()
+
+
+def scaled_scores(task: Task, counts: tuple[Tensor, Tensor], first: int, last: int) -> list[float]:
+    """Of :func:`evaluate`'s counts over steps `first` to `last`, counted from 1: the accuracy, chance at 0 and perfection at 1."""
+    right, counted = (part[..., first - 1 : last].sum(-1).double() for part in counts)
+    return ((right / counted - task.chance) / (1 - task.chance)).tolist()
