@@ -119,7 +119,7 @@ def matched_size(arm: str, task: str) -> int:
 
     Example:
         >>> matched_size("ckda", "parity"), matched_size("gru", "parity")
-        (12, 61)
+        (12, 73)
     """
     if arm == "ckda":
         return _HEADS

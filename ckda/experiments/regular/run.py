@@ -30,7 +30,7 @@ SOLVED = 0.99  #: scaled accuracy over :data:`RANGE` from which a seed counts as
 _FIVE = ("ckda", "kda", "deltaproduct2", "gru", "transformer")
 _NEAR, _WORDS, _FAR_WORDS = 256, 128, 32  # words a test up to that length, and beyond
 _TIMED, _WARM = 12, 5  # updates whose time is taken, and those before them
-_BASE = Recipe(steps=4000, batch=256, curriculum=(4, 8, 16, 24, 40), momentum="cycled", block=200)
+_BASE = Recipe(batch=128, curriculum=(3, 6, 12, 24, 40), momentum="cycled", block=200)
 _SMOKE: dict[str, Any] = {"steps": 4, "batch": 4, "curriculum": (8, 12), "block": 2}
 
 
@@ -42,8 +42,8 @@ class SuiteConfig:
     arms: tuple[str, ...] = ()  #: () for those of each task
     num_seeds: int = 5
     first_seed: int = 0
-    steps: int | None = None
-    batch: int | None = None
+    steps: int | None = None  #: None: the task's
+    batch: int | None = None  #: None: 128
     together: int | None = None  #: runs trained side by side; None: 1, on a GPU 8
     smoke: bool = False  #: a run of seconds that only shows that everything works
     device: str = "auto"
@@ -189,7 +189,7 @@ def collect(folders: Sequence[str | Path], trained_at: str | None = None) -> Sui
 def _job(config: SuiteConfig, name: str, arm: str, device: str) -> _Job:
     task = TASKS[name]
     changes = {k: v for k in ("steps", "batch") if (v := getattr(config, k)) is not None}
-    recipe = Recipe(**asdict(_BASE) | (_SMOKE if config.smoke else changes))
+    recipe = Recipe(**asdict(_BASE) | {"steps": task.updates} | (_SMOKE if config.smoke else changes))
     seeds = tuple(range(config.first_seed, config.first_seed + config.num_seeds))
     ensemble = Ensemble(partial(build_model, arm, name), task, recipe, seeds, device)
     return _Job(f"{name}-{arm}" + ("+smoke" if config.smoke else ""), task, arm, ensemble)

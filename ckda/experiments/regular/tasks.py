@@ -5,7 +5,7 @@
     cycle         0 + + - +           where on a circle of five a walk of steps 0, +1, -1 ends        -> 2
     arithmetic    3 - 2 * 4 + 1       its value mod 5, products first                                 -> 1
     brackets      ((3-2)*(4+1))       its value mod 5, a bracket around every operation               -> 0
-    S5            (12) (345) ...      the product of permutations of five, after every letter
+    S5            (12) (12345) ...    which permutation a swap and a turn of five places make, after every letter
     trace         swap a b print a 2  the next token of a program's trace; scored where it is a value
     recall        a 4 b 7 b a         the value that was paired with the key (MQAR); scored after the pairs
 
@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ckda.experiments.tracking.task import WordProblem
+from ckda.groups import group
 
 __all__ = ["PUBLISHED_FOUR", "TASKS", "UNASKED", "Task", "evaluate", "scaled_scores"]
 
@@ -51,6 +52,7 @@ class Task(ABC):
     conv_size: int = 0  #: taps of the short convolutions of delta rules; one letter alone does not say what to do if > 0
     whole: bool = False  #: whether answers depend on where the word ends, so that each length needs words of its own
     far: bool = True  #: whether there are words of any length
+    updates: int = 1500  #: of the training
 
     @property
     def num_tokens(self) -> int:
@@ -198,15 +200,20 @@ class Brackets(Task):
 
 
 class Permutations(Task):
-    """The word problem of a symmetric group over all of its elements, asked after every letter."""
+    """Words over a swap and a turn of five places, (12) and (12345): which permutation they make, after every letter.
+
+    The turn has two pairs of complex eigenvalues in every faithful representation of S5, and a Complex KDA factor has at most one
+    (thm:complex_eigenvalues).
+    """
 
     @cached_property
     def problem(self) -> WordProblem:
-        return WordProblem.named(self.name)
+        G = group("S5")
+        return WordProblem(G, tuple(G.labels.index(p) for p in ((1, 0, 2, 3, 4), (1, 2, 3, 4, 0))))
 
     def words(self, size: int, shortest: int, longest: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        x, y = self.problem.batch(size, longest, generator)
-        return x[:, 1:], y
+        x = _random(2, (size, longest), generator)
+        return x, self.problem.products(torch.tensor(self.problem.letters, device=x.device)[x])
 
 
 _VARIABLES = 5
@@ -275,9 +282,9 @@ TASKS: dict[str, Task] = {
         Parity("parity", 2, 2),
         EvenPairs("even-pairs", 2, 2),
         CycleNavigation("cycle", 3, _MODULUS),
-        Arithmetic("arithmetic", 8, _MODULUS, layers=2, conv_size=4),
+        Arithmetic("arithmetic", 8, _MODULUS, layers=2, conv_size=4, updates=3000),
         Brackets("brackets", 11, _MODULUS, layers=2, conv_size=4, whole=True),
-        Permutations("S5", 120, 120),
+        Permutations("S5", 2, 120),
         Trace("trace", 2 * _VARIABLES + 2, 2 * _VARIABLES + 2, conv_size=4),
         Recall("recall", _KEYS + _VALUES + 1, _VALUES, conv_size=4, whole=True, far=False),
     )

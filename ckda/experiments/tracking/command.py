@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "letters (default: S3)",
     )
     parser.add_argument(
-        "--mixer", default="ckda", help=f"one, several with commas, 'ranges' or 'all': {', '.join(MIXERS)}"
+        "--mixer", help=f"one, several with commas, 'ranges' or 'all' (default: ckda): {', '.join(MIXERS)}"
     )
     how = parser.add_argument_group("how it is trained: a recipe, and short forms of changes to it")
     how.add_argument(
@@ -125,7 +125,7 @@ def run_command(args: argparse.Namespace) -> int:
 
 def _run_suite(args: argparse.Namespace) -> int:
     """``--suite regular``: groups are tasks, mixers are arms."""
-    arms = () if args.mixer == "ckda" else tuple(pick_names(args.mixer, tuple(suite.ARMS), {}, "--mixer"))
+    arms = tuple(pick_names(args.mixer, tuple(suite.ARMS), {}, "--mixer")) if args.mixer else ()
     tasks = tuple(pick_names(",".join(args.group) or "all", tuple(suite.TASKS), {"all": tuple(suite.TASKS)}, "task"))
     out = Path("runs/regular" if args.out == _OUT else args.out)
     sizes = {"steps": args.steps, "batch": args.batch, "first_seed": args.seed, "num_seeds": args.seeds or 5}
@@ -174,9 +174,10 @@ def _adviser(config: TrackConfig, yes: bool) -> Callable[[float], None]:
 
 
 def _config(args: argparse.Namespace) -> TrackConfig:
+    sets = {"all": tuple(MIXERS), "ranges": tuple(RANGES)}
     return TrackConfig(
         groups=tuple(args.group or ["S3"]),
-        mixers=tuple(pick_names(args.mixer, tuple(MIXERS), {"all": tuple(MIXERS), "ranges": tuple(RANGES)}, "--mixer")),
+        mixers=tuple(pick_names(args.mixer or "ckda", tuple(MIXERS), sets, "--mixer")),
         recipes=tuple(_recipes(args)),
         first_seed=args.seed,
         num_seeds=args.seeds,

@@ -56,14 +56,15 @@ def test_brackets_nest_on_both_sides():
     assert texts == {"((dod)od)", "(do(dod))"}
 
 
-def test_permutations_are_products():
+def test_permutations_move_places():
     x, y = draw("S5", 4, longest=9)
-    G = group("S5")
+    moves, G = ((1, 0, 2, 3, 4), (1, 2, 3, 4, 0)), group("S5")
     for word, answers in zip(x.tolist(), y.tolist(), strict=True):
-        product = G.identity
+        places = list(range(5))
         for letter, answer in zip(word, answers, strict=True):
-            product = int(G.table[letter, product])
-            assert answer == product
+            places = [moves[letter][p] for p in places]
+            assert G.labels[answer] == tuple(places)
+    assert len(set(draw("S5", 64, longest=60)[1].flatten().tolist())) == 120
 
 
 def test_a_trace_prints_what_the_variables_hold():
