@@ -1,19 +1,19 @@
 """``ckda inspect horizon``: from short words alone, the length at which a trained tracker goes wrong.
 
-A relator, here letters x and y in turn as often as the product xy has order, changes nothing in the group. It also changes nothing
-where letters act by quaternions, S -> q S q. A trained model changes a little when one is inserted into a word: the margin m by
-which an answer wins over another one moves to m + d. Its closure error a letter is
+A relator, here letters x and y in turn three times where xy has order 3, changes nothing in the group. It also changes nothing
+where letters act by quaternions, S -> q S q. A trained model changes a little when relators are inserted into a word: the right
+answer's margin m over a wrong one moves to m + d. D(n) is the median, over words that are answered right, of the square of the
+largest share -d / m that n relators take from any margin. Part of it is there after one relator and stays as it is; what grows is
+the closure error a letter,
 
-    c = median of (d / m)^2 / |relator|        over words u, w of 8 letters, relators r between them, and wrong answers.
+    c = (D(4) - D(1)) / (3 |relator|),        from words of at most 32 letters.
 
-Nothing corrects the errors of later letters, and those of random letters add up like a random walk: after T letters (d / m)^2 is
-about c T. So the accuracy falls to a half at
+Nothing corrects the errors of earlier letters, and the accuracy falls to a half at
 
-    T_half = kappa / c,
+    T_half = kappa / sqrt(c),
 
-with one number kappa for all groups and recipes: what is still right at c T = kappa, the median pair of answers being far from
-confused when the nearest ones are. It is fitted here, to the geometric mean, and the error is said: the root mean square of
-log2(predicted / measured), a factor.
+with one number kappa for all groups and recipes, fitted to the geometric mean. The error is said as a factor: the root mean square
+of log2(predicted / measured). A random walk of errors would have T_half = kappa / c; that fits worse, and its error stands beside.
 """
 
 import argparse
@@ -35,33 +35,41 @@ from ckda.train.weights import read_weights
 
 __all__ = ["closure_error", "fit", "half_length", "horizon_figure", "inspect", "measured"]
 
-_OUTER = 8  # letters before and after a relator: with it at most 32, which training has seen
+_OUTER, _FEW, _MANY = 4, 1, 4  # letters before and after the relators, and how many of these: 32 letters with four of six
+_NO_GROWTH = 1e-30  # in the place of a growth that is not above zero
 _LEAST = 0.5  # the scaled accuracy that a seed must have at length 32 to have a horizon
 
 
 @torch.no_grad()
-def closure_error(model: Tracker, task: WordProblem, num: int = 384, seed: int = 5) -> float:
-    """c of the module's formula, from `num` words and relators drawn from this seed; in float64."""
+def closure_error(model: Tracker, task: WordProblem, num: int = 512, seed: int = 5) -> float:
+    """c of the module's formula, from `num` words drawn from this seed; in float64."""
     model = model.double()
     generator = torch.Generator().manual_seed(seed)
-    letters = torch.tensor(task.letters)
+    letters, relators = torch.tensor(task.letters), _relators(task)
 
-    def draw(*shape: int) -> Tensor:
-        return letters[torch.randint(len(letters), shape, generator=generator)]
+    def draw(pool: Tensor, *shape: int) -> Tensor:
+        return pool[torch.randint(len(pool), shape, generator=generator)]
 
-    pairs = draw(num, 2)
+    u, w = draw(letters, num, _OUTER), draw(letters, num, _OUTER)
+    product = task.products(task.elements(torch.cat([u, w], 1)))[:, -1:]
+    inserted = draw(relators, num, _MANY).flatten(1)
+    m = _margins(model, task, torch.cat([u, w], 1), product)
+    right = m.scatter(1, product, torch.inf).min(1).values > 0
+    lost = []
+    for count in (_FEW, _MANY):
+        words = torch.cat([u, inserted[:, : count * relators.shape[1]], w], 1)
+        share = (1 - _margins(model, task, words, product) / m).scatter(1, product, 0).clamp_min(0)
+        lost.append(float(share[right].max(1).values.square().median()))
+    return max(_NO_GROWTH, (lost[1] - lost[0]) / ((_MANY - _FEW) * relators.shape[1]))
+
+
+def _relators(task: WordProblem) -> Tensor:
+    """[n, 2 k] the words (x y)^k of letters whose product has order k: 3 where there are such, or else the least one above 1."""
+    pairs = torch.cartesian_prod(torch.tensor(task.letters), torch.tensor(task.letters))
     elements = task.elements(pairs)
     orders = torch.tensor(task.group.orders)[task.table[elements[:, 1], elements[:, 0]]]
-    parts = []
-    for order in sorted(set(orders.tolist())):
-        relator = pairs[orders == order].repeat(1, order)
-        u, w = draw(len(relator), _OUTER), draw(len(relator), _OUTER)
-        plain = torch.cat([u, w], 1)
-        product = task.products(task.elements(plain))[:, -1:]
-        m, moved = (_margins(model, task, word, product) for word in (plain, torch.cat([u, relator, w], 1)))
-        wrong = torch.ones_like(m, dtype=torch.bool).scatter(1, product, False)
-        parts.append(((moved - m) / m).square()[wrong] / relator.shape[1])
-    return float(torch.cat(parts).median())
+    order = 3 if bool((orders == 3).any()) else int(orders[orders > 1].min())
+    return pairs[orders == order].repeat(1, order)
 
 
 def _margins(model: Tracker, task: WordProblem, words: Tensor, product: Tensor) -> Tensor:
@@ -87,32 +95,41 @@ def half_length(scores: dict[int, float]) -> float | None:
 
 
 def fit(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """kappa by the rows that have a measured half length, and how far predictions are off.
+    """kappa by the rows that are not for the check, and how far predictions are off there and on those for the check.
+
+    `random_walk` is the factor with c in the place of its root, `guess` that of one length for all.
 
     Example:
-        >>> found = fit([{"closure": 1e-3, "half": 50.0}, {"closure": 1e-4, "half": 500.0}])
-        >>> round(found["kappa"], 3), round(found["factor"], 3), found["of"]
-        (0.05, 1.0, 2)
+        >>> found = fit([{"closure": 1e-3, "half": 50.0, "check": False}, {"closure": 1e-5, "half": 500.0, "check": False}])
+        >>> round(found["kappa"], 3), round(found["fitted"]["factor"], 3), round(found["fitted"]["guess"], 2)
+        (1.581, 1.0, 3.16)
     """
     known = [row for row in rows if row["half"] is not None]
-    if not known:
-        return {"kappa": None, "factor": None, "within_2": 0, "of": 0, "exponent": None}
-    logs = [math.log2(row["half"] * row["closure"]) for row in known]
-    mean = sum(logs) / len(logs)
-    return {
-        "kappa": 2**mean,
-        "factor": 2 ** math.sqrt(sum((v - mean) ** 2 for v in logs) / len(logs)),
-        "within_2": sum(abs(v - mean) < 1 + 1e-9 for v in logs),
-        "of": len(logs),
-        "exponent": _slope([math.log2(row["closure"]) for row in known], [math.log2(row["half"]) for row in known]),
-    }
+    parts = {name: [row for row in known if row["check"] == check] for name, check in (("fitted", False), ("checked", True))}
+    if not parts["fitted"]:
+        return {"kappa": None, "fitted": None, "checked": None}
+    kappa, walk, length = (_middle(parts["fitted"], power) for power in (0.5, 1.0, 0.0))
+
+    def errors(part: list[dict[str, Any]]) -> dict[str, Any]:
+        logs = [math.log2(kappa / row["closure"] ** 0.5 / row["half"]) for row in part]
+        return {
+            "of": len(part),
+            "within_2": sum(abs(v) < 1 + 1e-9 for v in logs),
+            "factor": _factor(logs),
+            "random_walk": _factor([math.log2(walk / row["closure"] / row["half"]) for row in part]),
+            "guess": _factor([math.log2(length / row["half"]) for row in part]),
+        }
+
+    return {"kappa": kappa} | {name: errors(part) if part else None for name, part in parts.items()}
 
 
-def _slope(x: list[float], y: list[float]) -> float | None:
-    """Of the least-squares line, which the formula takes to be -1."""
-    mx, my = sum(x) / len(x), sum(y) / len(y)
-    spread = sum((a - mx) ** 2 for a in x)
-    return sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True)) / spread if spread > 1e-9 else None
+def _middle(rows: Sequence[dict[str, Any]], power: float) -> float:
+    """The geometric mean of T_half c^power."""
+    return 2 ** (sum(math.log2(row["half"] * row["closure"] ** power) for row in rows) / len(rows))
+
+
+def _factor(logs: Sequence[float]) -> float:
+    return 2 ** math.sqrt(sum(v**2 for v in logs) / len(logs))
 
 
 # The command ---------------------------------------------------------------------------------------------------------
@@ -121,6 +138,7 @@ def _slope(x: list[float], y: list[float]) -> float | None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``ckda inspect horizon``."""
     parser.add_argument("runs", metavar="RUN", nargs="+", help="files runs/NAME.pt that `ckda track` wrote")
+    parser.add_argument("--check", metavar="RUN", nargs="+", default=[], help="further runs, which do not choose kappa")
     parser.add_argument("--length", type=int, default=4096, help="how far it is measured (default: %(default)s)")
     parser.add_argument("--out", default="runs/horizon", help="folder for JSON and figure (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="only the result as JSON on standard output")
@@ -129,7 +147,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run_command(args: argparse.Namespace) -> int:
     """Predict, compare, write JSON and figure."""
     try:
-        result = inspect(args.runs, args.length)
+        result = inspect(args.runs, args.check, args.length)
     except (ValueError, OSError) as error:
         raise SystemExit(f"ckda inspect horizon: {error}") from error
     out = Path(args.out)
@@ -138,33 +156,38 @@ def run_command(args: argparse.Namespace) -> int:
     if args.json:
         print(path.read_text(), end="")
         return 0
-    kappa = result["fit"]["kappa"]
+    kappa, parts = result["fit"]["kappa"], result["fit"]
     rows = [
-        [row["run"], str(row["seed"]), f"{row['closure']:.2g}", _words(kappa and kappa / row["closure"]), _words(row["half"], row["tested"])]
+        [row["run"], str(row["seed"]), f"{row['closure']:.2g}", _words(_predicted(kappa, row)), _words(row["half"], row["tested"])]
         for row in result["rows"]
     ]
-    print_table("length at which the accuracy falls to a half", ["run", "seed", "closure error a letter", "predicted", "measured"], rows)
-    found = result["fit"]
-    if kappa is not None:
-        print(f"T_half = {kappa:.3g} / c, off by a factor {found['factor']:.2f} (rms of {found['of']}); {path}")
+    print_table("length at which the accuracy falls to a half", ["run", "seed", "closure error", "predicted", "measured"], rows)
+    for name, part in ((name, parts[name]) for name in ("fitted", "checked") if parts[name]):
+        print(f"{name}: T_half = {kappa:.3g} / sqrt(c) is off by a factor {part['factor']:.2f}, rms of {part['of']} seeds")
+    print(path)
     return 0
+
+
+def _predicted(kappa: float | None, row: dict[str, Any]) -> float | None:
+    return None if kappa is None else kappa / row["closure"] ** 0.5
 
 
 def _words(value: float | None, beyond: int | None = None) -> str:
     return f"{value:.0f}" if value is not None else "" if beyond is None else f"> {beyond}"
 
 
-def inspect(paths: Sequence[str | Path], longest: int = 4096) -> dict[str, Any]:
+def inspect(paths: Sequence[str | Path], check: Sequence[str | Path] = (), longest: int = 4096) -> dict[str, Any]:
     """Closure error, prediction and measurement of every seed that has at least a half at length 32."""
     rows = []
-    for path in map(Path, paths):
+    for path in map(Path, (*paths, *check)):
         for seed in read_weights(path, "ckda track", ("group", "mixer"))["seeds"]:
             about, task, model = load_replica(path, seed)
             scores = measured(model, task, longest)
             if scores[32] >= _LEAST:
                 run = title(about["group"], about["mixer"], RECIPES.shortest(about["recipe"]))
                 found = {"closure": closure_error(model, task), "half": half_length(scores), "tested": max(scores)}
-                rows.append({"run": run, "group": about["group"], "seed": seed} | found | {"scores": scores})
+                found |= {"scores": scores, "check": path in map(Path, check)}
+                rows.append({"run": run, "group": about["group"], "seed": seed} | found)
     if not rows:
         raise ValueError("no seed of these runs has half of the answers right at length 32; there is nothing to predict")
     return {"what": "ckda inspect horizon", "rows": rows, "fit": fit(rows), "environment": environment()}
@@ -189,6 +212,7 @@ def measured(model: Tracker, task: WordProblem, longest: int, size: int = 64) ->
     return scores
 
 
+_FARTHEST = 1e6  # where the figure puts predictions beyond it
 _COLOURS = {"S3": "#d08a2e", "S4": "#16548c", "A5": "#2f7f4f"}
 
 
@@ -199,21 +223,23 @@ def horizon_figure(result: dict[str, Any]) -> Any:
     rows, found = result["rows"], result["fit"]
     kappa = found["kappa"] or 1.0
     marks: dict[str, str] = {}
+    ends = []
     for row in rows:
+        first = row["run"] not in marks
         mark = marks.setdefault(row["run"], "osD^vP*Xph<>"[len(marks) % 12])
-        colour = _COLOURS.get(row["group"], "#5c6b7a")
-        known = row["half"] is not None
-        x, y = kappa / row["closure"], row["half"] if known else row["tested"]
-        first = row is next(r for r in rows if r["run"] == row["run"])
-        axes.plot([x], [y], mark, color=colour, fillstyle="full" if known else "none", markersize=6, label=row["run"] if first else None)
+        colour, known = _COLOURS.get(row["group"], "#5c6b7a"), row["half"] is not None
+        x, y = min(kappa / row["closure"] ** 0.5, _FARTHEST), row["half"] if known else row["tested"]
+        label = (row["run"] + (" (check)" if row["check"] else "")) if first else None
+        axes.plot([x], [y], mark, color=colour, fillstyle="full" if known else "none", markersize=6, linestyle="", label=label)
         if not known:
             axes.annotate("", (x, y * 1.6), (x, y), arrowprops={"arrowstyle": "->", "color": colour})
-    ends = [kappa / row["closure"] for row in rows] + [row["half"] or row["tested"] for row in rows]
+        ends += [x, y]
     line = [min(ends) / 2, max(ends) * 2]
     axes.plot(line, line, color="#5c6b7a", linewidth=1)
-    if found["factor"] is not None:
-        axes.fill_between(line, [v / found["factor"] for v in line], [v * found["factor"] for v in line], color="#c5ced8", alpha=0.4)
-        axes.set_title(f"T½ = {kappa:.2g} / c, off by a factor {found['factor']:.2f} (rms of {found['of']} seeds)", fontsize=10)
+    if found["fitted"] is not None:
+        factor = found["fitted"]["factor"]
+        axes.fill_between(line, [v / factor for v in line], [v * factor for v in line], color="#c5ced8", alpha=0.4)
+        axes.set_title(f"T½ = {kappa:.3g} / √c, off by a factor {factor:.2f} (rms of {found['fitted']['of']} seeds)", fontsize=10)
     axes.set(xscale="log", yscale="log", xlabel="predicted from words of up to 32 letters", ylabel="measured: accuracy falls to a half")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=6.5, loc="upper center", bbox_to_anchor=(0.5, -0.13))

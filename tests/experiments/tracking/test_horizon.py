@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ckda.cli import main
-from ckda.experiments.tracking.horizon import closure_error, fit, horizon_figure, measured
+from ckda.experiments.tracking.horizon import _relators, closure_error, fit, horizon_figure, measured
 from ckda.experiments.tracking.task import WordProblem
 
 
@@ -35,19 +35,42 @@ def test_an_exact_model_has_no_closure_error():
 def test_the_error_grows_with_the_square_and_the_horizon_is_where_the_angle_is_half_a_step():
     task = WordProblem.named("Z5")
     small, large = (closure_error(Clock(5, error), task) for error in (1e-5, 2e-5))
-    assert large / small == pytest.approx(4, rel=0.01)
+    assert large / small == pytest.approx(4, rel=0.02)
     scores = measured(Clock(5, 2 * math.pi / 10 / 300), task, 1024)
     assert scores[256] == pytest.approx(1)
     assert scores[512] == pytest.approx(-0.25)
     assert max(scores) == 512, "it stops where it is wrong"
 
 
+def test_an_error_that_does_not_grow_is_no_closure_error():
+    """Off by a small angle after every word, however long: the answers stay right."""
+
+    class Off(Clock):
+        def prefill(self, tokens, cache=0.0):
+            logits, cache = super().prefill(tokens, cache)
+            longer = tokens.shape[1] > 9
+            return super().prefill(tokens, 0.01)[0] if longer else logits, cache
+
+    assert closure_error(Off(5, 0.0), WordProblem.named("Z5")) < 1e-20
+
+
+@pytest.mark.parametrize(("name", "length"), [("S3", 6), ("A5", 6), ("Z5", 10), ("D4", 4)])
+def test_relators_have_the_identity_as_product(name, length):
+    task = WordProblem.named(name)
+    words = _relators(task)
+    assert words.shape[1] == length
+    assert (task.products(words)[:, -1] == task.group.identity).all()
+
+
 def test_the_fit_says_how_far_it_is_off():
-    rows = [{"closure": 1e-3, "half": 100.0}, {"closure": 1e-3, "half": 25.0}, {"closure": 1e-9, "half": None}]
+    rows = [{"closure": 1e-4, "half": half, "check": False} for half in (100.0, 25.0)]
+    rows += [{"closure": 1e-6, "half": 500.0, "check": True}, {"closure": 1e-9, "half": None, "check": False}]
     found = fit(rows)
-    assert (found["of"], found["within_2"]) == (2, 2)
-    assert found["kappa"] == pytest.approx(0.05)
-    assert found["factor"] == pytest.approx(2)
+    assert found["kappa"] == pytest.approx(0.5)
+    assert (found["fitted"]["of"], found["fitted"]["within_2"], found["checked"]["of"]) == (2, 2, 1)
+    assert found["fitted"]["factor"] == pytest.approx(2)
+    assert found["checked"]["factor"] == pytest.approx(1)
+    assert found["checked"]["guess"] == pytest.approx(10)
 
 
 def test_the_command_leaves_record_and_figure(tmp_path, capsys):
@@ -59,5 +82,5 @@ def test_the_command_leaves_record_and_figure(tmp_path, capsys):
     assert row["scores"]["32"] > 0.99
     assert 64 < row["half"] < 128
     assert (tmp_path / "horizon.png").stat().st_size > 0
-    assert "T_half" in capsys.readouterr().out
+    assert "fitted: T_half" in capsys.readouterr().out
     assert len(horizon_figure(result).axes) == 1
