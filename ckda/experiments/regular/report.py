@@ -25,7 +25,7 @@ _COLOURS = {
 def table(result: SuiteResult) -> tuple[list[str], list[list[str]]]:
     """Head and rows, one number a cell; a run's seeds that have the task, their mean and best over 40 to 256, and beyond."""
     far = [str(n) for n in LENGTHS if n > RANGE[1]]
-    head = ["task", "arm", "layers", "parameters", "seeds", "seeds with it", "mean, 40 to 256", "best seed", *far, "ms an update"]
+    head = ["task", "arm", "layers", "parameters", "updates", "seeds", "seeds with it", "mean, 40 to 256", "best seed", *far, "ms an update"]
     rows = []
     for one in result.runs.values():
         mean, best = sum(one.main) / len(one.main), max(one.main)
@@ -36,6 +36,7 @@ def table(result: SuiteResult) -> tuple[list[str], list[list[str]]]:
                 one.label,
                 str(one.layers),
                 f"{one.parameters:,}",
+                f"{one.recipe['steps']:,}",
                 str(len(one.seeds)),
                 str(one.solved),
                 f"{100 * mean:.1f}",
@@ -50,7 +51,7 @@ def table(result: SuiteResult) -> tuple[list[str], list[list[str]]]:
             beyond = [average(result, arm, n) for n in far]
             more = ["-" if v is None else f"{v['best']:.1f}" for v in beyond]
             numbers = [f"{values['mean']:.1f}", f"{values['best']:.1f}", *more, ""]
-            rows.append(["average of the first four", label, "", "", "", "", *numbers])
+            rows.append(["average of the first four", label, "", "", "", "", "", *numbers])
     return head, rows
 
 

@@ -21,6 +21,7 @@ from ckda.experiments.regular.model import ARMS, build_model, num_layers
 from ckda.experiments.regular.tasks import PUBLISHED_FOUR, TASKS, Task, evaluate, scaled_scores
 from ckda.record import environment
 from ckda.train import Ensemble, Program, Recipe, TimeUp, train
+from ckda.train.recipe import steps_word
 
 __all__ = ["ARMS", "RANGE", "SOLVED", "TASKS", "SuiteConfig", "SuiteResult", "SuiteRun", "average", "collect", "pairs", "run"]
 
@@ -182,7 +183,7 @@ def collect(folders: Sequence[str | Path], trained_at: str | None = None) -> Sui
         if trained_at and (one.environment["commit"] is None or one.environment["commit"].endswith("+")):
             one.environment["commit"] = trained_at
     places = {f"{task}-{arm}": i for i, (task, arm) in enumerate((t, a) for t in TASKS for a in ARMS)}
-    runs = dict(sorted(runs.items(), key=lambda item: places[f"{item[1].task}-{item[1].arm}"]))
+    runs = dict(sorted(runs.items(), key=lambda item: (places[f"{item[1].task}-{item[1].arm}"], item[1].recipe["steps"])))
     return SuiteResult(runs, {}, next(iter(runs.values())).environment)
 
 
@@ -192,7 +193,8 @@ def _job(config: SuiteConfig, name: str, arm: str, device: str) -> _Job:
     recipe = Recipe(**asdict(_BASE) | {"steps": task.updates} | (_SMOKE if config.smoke else changes))
     seeds = tuple(range(config.first_seed, config.first_seed + config.num_seeds))
     ensemble = Ensemble(partial(build_model, arm, name), task, recipe, seeds, device)
-    return _Job(f"{name}-{arm}" + ("+smoke" if config.smoke else ""), task, arm, ensemble)
+    words = ["smoke"] if config.smoke else [f"{k}={steps_word(v)}" for k, v in changes.items()]
+    return _Job("+".join([f"{name}-{arm}", *words]), task, arm, ensemble)
 
 
 def _train(part: list[_Job], store: Store, fresh: bool, quiet: bool, left: float | None) -> float:

@@ -280,7 +280,7 @@ TASKS: dict[str, Task] = {
     task.name: task
     for task in (
         Parity("parity", 2, 2),
-        EvenPairs("even-pairs", 2, 2),
+        EvenPairs("even-pairs", 2, 2, conv_size=4),
         CycleNavigation("cycle", 3, _MODULUS),
         Arithmetic("arithmetic", 8, _MODULUS, layers=2, conv_size=4, updates=3000),
         Brackets("brackets", 11, _MODULUS, layers=2, conv_size=4, whole=True),

@@ -125,7 +125,7 @@ def run_command(args: argparse.Namespace) -> int:
 
 def _run_suite(args: argparse.Namespace) -> int:
     """``--suite regular``: groups are tasks, mixers are arms."""
-    arms = tuple(pick_names(args.mixer, tuple(suite.ARMS), {}, "--mixer")) if args.mixer else ()
+    arms = tuple(pick_names(args.mixer, tuple(suite.ARMS), {}, "--mixer")) if args.mixer is not None else ()
     tasks = tuple(pick_names(",".join(args.group) or "all", tuple(suite.TASKS), {"all": tuple(suite.TASKS)}, "task"))
     out = Path("runs/regular" if args.out == _OUT else args.out)
     sizes = {"steps": args.steps, "batch": args.batch, "first_seed": args.seed, "num_seeds": args.seeds or 5}
@@ -177,7 +177,7 @@ def _config(args: argparse.Namespace) -> TrackConfig:
     sets = {"all": tuple(MIXERS), "ranges": tuple(RANGES)}
     return TrackConfig(
         groups=tuple(args.group or ["S3"]),
-        mixers=tuple(pick_names(args.mixer or "ckda", tuple(MIXERS), sets, "--mixer")),
+        mixers=tuple(pick_names("ckda" if args.mixer is None else args.mixer, tuple(MIXERS), sets, "--mixer")),
         recipes=tuple(_recipes(args)),
         first_seed=args.seed,
         num_seeds=args.seeds,
