@@ -12,7 +12,20 @@ from ckda.experiments.tracking.recipes import RECIPES as TRACKING
 from ckda.experiments.tracking.run import title
 
 ROOT = Path(__file__).parents[1]
-PIECES = ["timing", "theory", "closure", "ranges", "momentum", "s4", "beta2", "baselines", "regular", "mixers", "silu", "screen"]
+PIECES = [
+    "timing",
+    "theory",
+    "closure",
+    "ranges",
+    "momentum",
+    "s4",
+    "beta2",
+    "baselines",
+    "regular",
+    "mixers",
+    "silu",
+    "screen",
+]
 PIECES += ["search", "six", "a5"]
 ECHO = '#!/bin/sh\nshift 2\nprintf "%s\\n" "$*"\n'  # in place of python -m ckda.cli: what it would be called with
 

@@ -71,7 +71,9 @@ MIXERS: dict[str, Mixer] = {
         {"num_updates": 2, "forget": True, "activate": ("q", "k", "v")},
         expand_v=2,
     ),
-    "ckda-product2": Mixer(ComplexProduct, "Complex KDA, two factors", {"gate": "signed", "beta_range": 2, "num_updates": 2}),
+    "ckda-product2": Mixer(
+        ComplexProduct, "Complex KDA, two factors", {"gate": "signed", "beta_range": 2, "num_updates": 2}
+    ),
     "gated-deltaproduct2": Mixer(DeltaProduct, "Gated DeltaProduct₂", {"num_updates": 2, "forget": True}),
     "gated-deltaproduct3": Mixer(DeltaProduct, "Gated DeltaProduct₃", {"num_updates": 3, "forget": True}),
     "rwkv7": Mixer(RWKV7, "RWKV-7"),

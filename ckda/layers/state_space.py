@@ -1,7 +1,8 @@
 """Recurrences of other families, as published: Mamba-2, Mamba-3 and RWKV-7.
 
-Mamba-2 and Mamba-3 run in their quadratic form, which is exact and short: y_t = sum over s <= t of (weight of s at t) (C_t . B_s) x_s.
-RWKV-7 runs token by token. All run under :func:`torch.vmap`. States are [B, H, N, P]: N channels of a key, P of a value.
+Mamba-2 and Mamba-3 run in their quadratic form, which is exact and short: y_t is the sum over s <= t of x_s (C_t . B_s) times
+what s weighs at t. RWKV-7 runs token by token. All run under :func:`torch.vmap`. States are [B, H, N, P]: N channels of a key, P
+of a value.
 """
 
 import math
@@ -39,7 +40,9 @@ def _time_bias(num_heads: int, low: float = 1e-3, high: float = 0.1) -> Tensor:
     return dt + torch.log(-torch.expm1(-dt))
 
 
-def _read(C: Tensor, B: Tensor, x: Tensor, log_decay: Tensor, now: Tensor, later: Tensor | None) -> tuple[Tensor, Tensor]:
+def _read(
+    C: Tensor, B: Tensor, x: Tensor, log_decay: Tensor, now: Tensor, later: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Linear attention with decay from a zero state: y [b, T, H, P] and the last state [b, H, N, P].
 
     Args:
@@ -149,7 +152,9 @@ class Mamba3(_Recurrence):
     def __init__(self, hidden_size: int, num_heads: int, head_dim: int):
         super().__init__()
         if head_dim % 4:
-            raise ValueError(f"head_dim is {head_dim}; it must be a multiple of 4, for pairs in half of the channels turn")
+            raise ValueError(
+                f"head_dim is {head_dim}; it must be a multiple of 4, for pairs in half of the channels turn"
+            )
         self.num_heads, self.head_dim, inner = num_heads, head_dim, num_heads * head_dim
         H, N = num_heads, head_dim
         self.widths = (inner, inner, N, N, H, H, H, N // 4)  # z, x, B, C, dt, A, lambda, angles
@@ -181,7 +186,10 @@ class Mamba3(_Recurrence):
     def prefill(self, x: Tensor, cache: Mamba3Cache | None = None) -> tuple[Tensor, Mamba3Cache]:
         c = self.coefficients(x)
         if cache is None:
-            start = (x.new_zeros(x.shape[0], self.num_heads, *rest) for rest in ((self.head_dim,) * 2, *((self.head_dim,),) * 2))
+            start = (
+                x.new_zeros(x.shape[0], self.num_heads, *rest)
+                for rest in ((self.head_dim,) * 2, *((self.head_dim,),) * 2)
+            )
             cache = Mamba3Cache(*start)
         if not x.shape[1]:
             return x, cache
@@ -254,7 +262,9 @@ class RWKV7(_Recurrence):
 
     def coefficients(self, x: Tensor, last: Tensor | None = None) -> dict[str, Tensor]:
         """r, w, kappa, k, v, a and gate [B, T, H, N] for x [B, T, d] after the input `last` [B, d] (None: zero)."""
-        before = torch.cat([(torch.zeros_like(x[:, :1]) if last is None else last.unsqueeze(1)), x[:, :-1]], 1)[:, : x.shape[1]]
+        before = torch.cat([(torch.zeros_like(x[:, :1]) if last is None else last.unsqueeze(1)), x[:, :-1]], 1)[
+            :, : x.shape[1]
+        ]
         xr, xw, xk, xv, xa, xg = (x + (before - x) * mix for mix in self.mix)
         a = self.a_up(self.a_down(xa)).sigmoid()
         k = self.k_proj(xk)

@@ -115,5 +115,7 @@ def test_rwkv7_is_not_gdn2(x):
     layer = shaken(RWKV7(D, H, N))
     c = layer.coefficients(x)
     beside = layer.matrices(x)
-    in_front = (torch.eye(N) - (c["a"] * c["kappa"]).unsqueeze(-1) * c["kappa"].unsqueeze(-2)) @ torch.diag_embed(c["w"])
+    in_front = (torch.eye(N) - (c["a"] * c["kappa"]).unsqueeze(-1) * c["kappa"].unsqueeze(-2)) @ torch.diag_embed(
+        c["w"]
+    )
     assert (beside - in_front).abs().max() > 0.01

@@ -23,7 +23,19 @@ from ckda.record import environment
 from ckda.train import Ensemble, Program, Recipe, TimeUp, train
 from ckda.train.recipe import steps_word
 
-__all__ = ["ARMS", "RANGE", "SOLVED", "TASKS", "SuiteConfig", "SuiteResult", "SuiteRun", "average", "collect", "pairs", "run"]
+__all__ = [
+    "ARMS",
+    "RANGE",
+    "SOLVED",
+    "TASKS",
+    "SuiteConfig",
+    "SuiteResult",
+    "SuiteRun",
+    "average",
+    "collect",
+    "pairs",
+    "run",
+]
 
 RANGE = (40, 256)  #: lengths over which PD-SSM's table averages; training has words up to the first of them
 LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048)  #: the accuracy over the last quarter of each stands beside it
@@ -65,7 +77,9 @@ class SuiteRun:
     recipe: dict[str, Any]
     key: dict[str, Any]
     seeds: list[int]
-    scores: dict[str, list[float]]  #: scaled accuracy of every seed over lengths "40-256", and in the last quarter of others
+    scores: dict[
+        str, list[float]
+    ]  #: scaled accuracy of every seed over lengths "40-256", and in the last quarter of others
     missing: dict[str, str]  #: lengths that were not tested, with the reason
     train_seconds: float
     trained_together: int
@@ -100,7 +114,8 @@ class SuiteResult:
     def to_json(self) -> dict[str, Any]:
         """A summary: all but keys and histories, which the records have."""
         runs = {
-            name: {k: v for k, v in asdict(one).items() if k not in ("key", "history")} for name, one in self.runs.items()
+            name: {k: v for k, v in asdict(one).items() if k not in ("key", "history")}
+            for name, one in self.runs.items()
         }
         averages = {arm: average(self, arm) for arm in _FIVE}
         return {
@@ -183,7 +198,9 @@ def collect(folders: Sequence[str | Path], trained_at: str | None = None) -> Sui
         if trained_at and (one.environment["commit"] is None or one.environment["commit"].endswith("+")):
             one.environment["commit"] = trained_at
     places = {f"{task}-{arm}": i for i, (task, arm) in enumerate((t, a) for t in TASKS for a in ARMS)}
-    runs = dict(sorted(runs.items(), key=lambda item: (places[f"{item[1].task}-{item[1].arm}"], item[1].recipe["steps"])))
+    runs = dict(
+        sorted(runs.items(), key=lambda item: (places[f"{item[1].task}-{item[1].arm}"], item[1].recipe["steps"]))
+    )
     return SuiteResult(runs, {}, next(iter(runs.values())).environment)
 
 

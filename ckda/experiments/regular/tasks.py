@@ -49,7 +49,9 @@ class Task(ABC):
     num_letters: int
     num_classes: int
     layers: int = 1
-    conv_size: int = 0  #: taps of the short convolutions of delta rules; one letter alone does not say what to do if > 0
+    conv_size: int = (
+        0  #: taps of the short convolutions of delta rules; one letter alone does not say what to do if > 0
+    )
     whole: bool = False  #: whether answers depend on where the word ends, so that each length needs words of its own
     far: bool = True  #: whether there are words of any length
     updates: int = 1500  #: of the training
@@ -168,7 +170,10 @@ class Brackets(Task):
         todo, height = x.new_zeros(size, most * 3 + 4), torch.ones_like(num)
         todo[:, 0] = num
         values, operations = x.new_zeros(size, most + 2), x.new_zeros(size, most + 2)
-        level, depth = torch.zeros_like(num), torch.zeros_like(num)  # how many values, and how many operations, are open
+        level, depth = (
+            torch.zeros_like(num),
+            torch.zeros_like(num),
+        )  # how many values, and how many operations, are open
         for t in range(4 * most + 1):
             alive = height > 0
             top = todo[rows, (height - 1).clamp_min(0)]
@@ -237,7 +242,11 @@ class Trace(Task):
             said[:, i] = value.gather(1, a).squeeze(1)
             swapped = value.scatter(1, a, value.gather(1, b)).scatter(1, b, value.gather(1, a))
             value = torch.where(swaps[:, i : i + 1], swapped, value)
-        words = torch.where(swaps, 2 * _VARIABLES, 2 * _VARIABLES + 1), first, torch.where(swaps, second, _VARIABLES + said)
+        words = (
+            torch.where(swaps, 2 * _VARIABLES, 2 * _VARIABLES + 1),
+            first,
+            torch.where(swaps, second, _VARIABLES + said),
+        )
         x = torch.stack(words, 2).flatten(1)
         return x[:, :longest], x[:, 1 : longest + 1]
 
@@ -272,7 +281,9 @@ class Recall(Task):
         asks = (t >= 2 * num) & (t < 3 * num)
         pair = torch.where(asks, order.gather(1, (t - 2 * num).clamp(0, most - 1)), (t // 2).clamp_max(most - 1))
         key, value = keys.gather(1, pair), values.gather(1, pair)
-        x = torch.where(asks | ((t < 2 * num) & (t % 2 == 0)), key, torch.where(t < 2 * num, _KEYS + value, _KEYS + _VALUES))
+        x = torch.where(
+            asks | ((t < 2 * num) & (t % 2 == 0)), key, torch.where(t < 2 * num, _KEYS + value, _KEYS + _VALUES)
+        )
         return x, torch.where(asks, value, UNASKED)
 
 

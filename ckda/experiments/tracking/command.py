@@ -144,7 +144,7 @@ def _run_suite(args: argparse.Namespace) -> int:
         result = suite.collect(args.collect, args.trained_at) if args.collect else suite.run(config, quiet=args.json)
     except ValueError as error:
         raise SystemExit(f"ckda track: {error}") from error
-    make_folder(out)
+    make_folder(str(out))
     for name, one in result.runs.items() if args.collect else ():
         write_json(out / "runs" / f"{name}.json", asdict(one))
     suite_report.write_report(result, out)

@@ -19,6 +19,7 @@ of log2(predicted / measured). A random walk of errors would have T_half = kappa
 import argparse
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,11 @@ from ckda.train.weights import read_weights
 
 __all__ = ["closure_error", "fit", "half_length", "horizon_figure", "inspect", "measured"]
 
-_OUTER, _FEW, _MANY = 4, 1, 4  # letters before and after the relators, and how many of these: 32 letters with four of six
+_OUTER, _FEW, _MANY = (
+    4,
+    1,
+    4,
+)  # letters before and after the relators, and how many of these: 32 letters with four of six
 _NO_GROWTH = 1e-30  # in the place of a growth that is not above zero
 _LEAST = 0.5  # the scaled accuracy that a seed must have at length 32 to have a horizon
 
@@ -87,7 +92,7 @@ def half_length(scores: dict[int, float]) -> float | None:
         (256.0, None)
     """
     lengths = sorted(scores)
-    for a, b in zip(lengths, lengths[1:], strict=False):
+    for a, b in pairwise(lengths):
         if scores[a] >= _LEAST > scores[b]:
             share = (scores[a] - _LEAST) / (scores[a] - scores[b])
             return 2 ** (math.log2(a) + share * math.log2(b / a))
@@ -105,7 +110,9 @@ def fit(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         (1.581, 1.0, 3.16)
     """
     known = [row for row in rows if row["half"] is not None]
-    parts = {name: [row for row in known if row["check"] == check] for name, check in (("fitted", False), ("checked", True))}
+    parts = {
+        name: [row for row in known if row["check"] == check] for name, check in (("fitted", False), ("checked", True))
+    }
     if not parts["fitted"]:
         return {"kappa": None, "fitted": None, "checked": None}
     kappa, walk, length = (_middle(parts["fitted"], power) for power in (0.5, 1.0, 0.0))
@@ -158,12 +165,22 @@ def run_command(args: argparse.Namespace) -> int:
         return 0
     kappa, parts = result["fit"]["kappa"], result["fit"]
     rows = [
-        [row["run"], str(row["seed"]), f"{row['closure']:.2g}", _words(_predicted(kappa, row)), _words(row["half"], row["tested"])]
+        [
+            row["run"],
+            str(row["seed"]),
+            f"{row['closure']:.2g}",
+            _words(_predicted(kappa, row)),
+            _words(row["half"], row["tested"]),
+        ]
         for row in result["rows"]
     ]
-    print_table("length at which the accuracy falls to a half", ["run", "seed", "closure error", "predicted", "measured"], rows)
+    print_table(
+        "length at which the accuracy falls to a half", ["run", "seed", "closure error", "predicted", "measured"], rows
+    )
     for name, part in ((name, parts[name]) for name in ("fitted", "checked") if parts[name]):
-        print(f"{name}: T_half = {kappa:.3g} / sqrt(c) is off by a factor {part['factor']:.2f}, rms of {part['of']} seeds")
+        print(
+            f"{name}: T_half = {kappa:.3g} / sqrt(c) is off by a factor {part['factor']:.2f}, rms of {part['of']} seeds"
+        )
     print(path)
     return 0
 
@@ -185,11 +202,17 @@ def inspect(paths: Sequence[str | Path], check: Sequence[str | Path] = (), longe
             scores = measured(model, task, longest)
             if scores[32] >= _LEAST:
                 run = title(about["group"], about["mixer"], RECIPES.shortest(about["recipe"]))
-                found = {"closure": closure_error(model, task), "half": half_length(scores), "tested": max(scores)}
+                found: dict[str, Any] = {
+                    "closure": closure_error(model, task),
+                    "half": half_length(scores),
+                    "tested": max(scores),
+                }
                 found |= {"scores": scores, "check": path in map(Path, check)}
                 rows.append({"run": run, "group": about["group"], "seed": seed} | found)
     if not rows:
-        raise ValueError("no seed of these runs has half of the answers right at length 32; there is nothing to predict")
+        raise ValueError(
+            "no seed of these runs has half of the answers right at length 32; there is nothing to predict"
+        )
     return {"what": "ckda inspect horizon", "rows": rows, "fit": fit(rows), "environment": environment()}
 
 
@@ -230,7 +253,9 @@ def horizon_figure(result: dict[str, Any]) -> Any:
         colour, known = _COLOURS.get(row["group"], "#5c6b7a"), row["half"] is not None
         x, y = min(kappa / row["closure"] ** 0.5, _FARTHEST), row["half"] if known else row["tested"]
         label = (row["run"] + (" (check)" if row["check"] else "")) if first else None
-        axes.plot([x], [y], mark, color=colour, fillstyle="full" if known else "none", markersize=6, linestyle="", label=label)
+        axes.plot(
+            [x], [y], mark, color=colour, fillstyle="full" if known else "none", markersize=6, linestyle="", label=label
+        )
         if not known:
             axes.annotate("", (x, y * 1.6), (x, y), arrowprops={"arrowstyle": "->", "color": colour})
         ends += [x, y]
@@ -239,8 +264,15 @@ def horizon_figure(result: dict[str, Any]) -> Any:
     if found["fitted"] is not None:
         factor = found["fitted"]["factor"]
         axes.fill_between(line, [v / factor for v in line], [v * factor for v in line], color="#c5ced8", alpha=0.4)
-        axes.set_title(f"T½ = {kappa:.3g} / √c, off by a factor {factor:.2f} (rms of {found['fitted']['of']} seeds)", fontsize=10)
-    axes.set(xscale="log", yscale="log", xlabel="predicted from words of up to 32 letters", ylabel="measured: accuracy falls to a half")
+        axes.set_title(
+            f"T½ = {kappa:.3g} / √c, off by a factor {factor:.2f} (rms of {found['fitted']['of']} seeds)", fontsize=10
+        )
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="predicted from words of up to 32 letters",
+        ylabel="measured: accuracy falls to a half",
+    )
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=6.5, loc="upper center", bbox_to_anchor=(0.5, -0.13))
     return figure

@@ -176,7 +176,7 @@ class WordProblem:
 
     def key(self) -> dict[str, Any]:
         """The group, its letters and what they mean, and what is asked otherwise than by the paper."""
-        more = {"meaning": list(self.meaning)} if self.meaning else {}
+        more: dict[str, Any] = {"meaning": list(self.meaning)} if self.meaning else {}
         more |= {"smoothing": self.smoothing} if self.smoothing else {}
         return {"group": self.group.name, "letters": list(self.letters)} | more
 

@@ -52,7 +52,10 @@ def test_bracketed_expressions_are_what_python_says():
 
 def test_brackets_nest_on_both_sides():
     x, _ = draw("brackets", 200, 9, 9)
-    texts = {"".join("d" if c.isdigit() else "o" if c in "+-*" else c for c in (SYMBOLS[i] for i in row)) for row in x.tolist()}
+    texts = {
+        "".join("d" if c.isdigit() else "o" if c in "+-*" else c for c in (SYMBOLS[i] for i in row))
+        for row in x.tolist()
+    }
     assert texts == {"((dod)od)", "(do(dod))"}
 
 
@@ -112,11 +115,15 @@ def test_a_batch_asks_what_is_defined(name):
         assert len(set((y != UNASKED).long().argmax(1).tolist())) > 8, "words of many lengths"
 
 
-@pytest.mark.parametrize(("name", "shortest", "longest"), [("cycle", 40, 64), ("brackets", 9, 41), ("recall", 8, 30), ("trace", 5, 20)])
+@pytest.mark.parametrize(
+    ("name", "shortest", "longest"), [("cycle", 40, 64), ("brackets", 9, 41), ("recall", 8, 30), ("trace", 5, 20)]
+)
 def test_a_model_that_knows_has_one_and_one_that_guesses_has_zero(name, shortest, longest):
     task = TASKS[name]
     x, y = task.words(50, shortest, longest, torch.Generator().manual_seed(1_000_000 + longest))
-    truth = torch.nn.functional.one_hot(torch.cat([torch.zeros(50, 1).long(), y.clamp_min(0)], 1), task.num_classes).float()
+    truth = torch.nn.functional.one_hot(
+        torch.cat([torch.zeros(50, 1).long(), y.clamp_min(0)], 1), task.num_classes
+    ).float()
 
     def oracle(tokens, cache):
         first = cache or 0
@@ -124,6 +131,8 @@ def test_a_model_that_knows_has_one_and_one_that_guesses_has_zero(name, shortest
         part = truth[None, :, first : first + tokens.shape[2]]
         return torch.cat([part, torch.roll(part, 1, -1)]), first + tokens.shape[2]
 
-    right, wrong = scaled_scores(task, evaluate(oracle, task, 2, 50, shortest, longest, "cpu", segment=7), shortest, longest)
+    right, wrong = scaled_scores(
+        task, evaluate(oracle, task, 2, 50, shortest, longest, "cpu", segment=7), shortest, longest
+    )
     assert right == pytest.approx(1)
     assert wrong == pytest.approx(-task.chance / (1 - task.chance))
