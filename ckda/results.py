@@ -36,6 +36,7 @@ ABOUT = {
     "tracking/penalties": "Do penalties make S3's rotations close?",
     "tracking/random-keys": "Are S4 and A5 found from random keys?",
     "tracking/short": "What do the four range settings give in fewer updates?",
+    "tracking/smoothing": "Do smoothed labels carry S3 further?",
 }
 
 
