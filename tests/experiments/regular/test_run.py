@@ -77,3 +77,12 @@ def test_kept_records_are_read_drawn_and_tabled():
         assert name.startswith(f"{one.task}-{one.arm}")
         assert one.arm in ARMS
         assert len(one.seeds) == 5
+
+
+def test_the_readme_has_the_table_and_its_counts():
+    text, result = (KEPT / "README.md").read_text(), collect([KEPT])
+    assert (KEPT / "table.md").read_text() in text
+    mean = average(result, "ckda")
+    assert f"has {mean['mean']:.1f} on average and {mean['best']:.1f} for the best seeds" in " ".join(text.split())
+    for name in ("parity-ckda", "cycle-ckda", "S5-ckda-2-factors", "S5-deltaproduct4"):
+        assert f"{result.runs[name].solved} of 5" in text or f"({result.runs[name].solved} and" in text
