@@ -34,7 +34,18 @@ def test_a_word_in_pieces_is_the_word(arm, task):
 
 
 def test_the_command_trains_scores_and_goes_on(tmp_path, capsys):
-    command = ["track", "parity", "recall", "--suite", "regular", "--smoke", "--seeds", "2", "--mixer", "ckda,transformer"]
+    command = [
+        "track",
+        "parity",
+        "recall",
+        "--suite",
+        "regular",
+        "--smoke",
+        "--seeds",
+        "2",
+        "--mixer",
+        "ckda,transformer",
+    ]
     command += ["--device", "cpu", "--out", str(tmp_path)]
     assert main(command) == 0
     runs = json.loads((tmp_path / "suite.json").read_text())["runs"]

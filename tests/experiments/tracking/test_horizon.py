@@ -2,12 +2,14 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from ckda.cli import main
 from ckda.experiments.tracking.horizon import _relators, closure_error, fit, horizon_figure, measured
+from ckda.experiments.tracking.run import load_replica
 from ckda.experiments.tracking.task import WordProblem
 
 
@@ -84,3 +86,40 @@ def test_the_command_leaves_record_and_figure(tmp_path, capsys):
     assert (tmp_path / "horizon.png").stat().st_size > 0
     assert "fitted: T_half" in capsys.readouterr().out
     assert len(horizon_figure(result).axes) == 1
+
+
+KEPT = Path(__file__).parents[3] / "results/tracking"
+
+
+@pytest.mark.parametrize("path", sorted((KEPT / "horizon/weights").glob("*.pt")), ids=lambda path: path.stem)
+def test_kept_weights_are_right_at_the_training_length(path):
+    about, task, model = load_replica(path)
+    x, y = task.batch(32, 32, torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        assert (model(x)[:, 1:].argmax(-1) == y).double().mean() > 0.99, about
+
+
+def test_the_kept_record_is_what_weights_give():
+    result = json.loads((KEPT / "horizon/horizon.json").read_text())
+    for run, seed in (("A5-ckda+theory+penalty=relations", 2), ("S3-ckda+fast", 2)):
+        (row,) = [row for row in result["rows"] if (row["run"], row["seed"]) == (run, seed)]
+        _, task, model = load_replica(KEPT / f"horizon/weights/{run}.seed{seed}.pt")
+        assert closure_error(model, task) == pytest.approx(row["closure"], rel=1e-3)
+    again = fit(result["rows"])
+    assert again["kappa"] == pytest.approx(result["fit"]["kappa"])
+    for part in ("fitted", "checked"):
+        assert again[part] == pytest.approx(result["fit"][part])
+
+
+def test_the_readme_says_what_the_record_says():
+    text, found = (KEPT / "README.md").read_text(), json.loads((KEPT / "horizon/horizon.json").read_text())["fit"]
+    assert f"T½ = {found['kappa']:.1f} / √c" in text
+    for name, part in (("that chose the number", found["fitted"]), ("for the check", found["checked"])):
+        cells = [
+            str(part["of"]),
+            f"{part['factor']:.2f}",
+            str(part["within_2"]),
+            f"{part['random_walk']:.2f}",
+            f"{part['guess']:.2f}",
+        ]
+        assert f"| {name} | {' | '.join(cells)} |" in text
