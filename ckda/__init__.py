@@ -12,12 +12,24 @@ _PUBLIC = {
     "complex_kda": "ckda.ops",
     "complex_kda_step": "ckda.ops",
     "ComplexKDA": "ckda.layers",
+    "convert": "ckda.compat.signs",
+    "compat": "ckda",
     "transition": "ckda",
     "ops": "ckda",
     "layers": "ckda",
 }
 
-__all__ = ["ComplexKDA", "__version__", "complex_kda", "complex_kda_step", "layers", "ops", "transition"]
+__all__ = [
+    "ComplexKDA",
+    "__version__",
+    "compat",
+    "complex_kda",
+    "complex_kda_step",
+    "convert",
+    "layers",
+    "ops",
+    "transition",
+]
 
 
 def __getattr__(name: str) -> Any:

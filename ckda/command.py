@@ -1,7 +1,7 @@
 """What commands share: common options, checks of what is typed, the folder and the device. It imports nothing of ours."""
 
 import argparse
-import functools
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,28 +10,77 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
+    "CheckFailed",
+    "Parser",
+    "above_zero",
     "add_common_arguments",
+    "add_device_argument",
+    "add_json_argument",
+    "add_mixer_argument",
     "add_run_arguments",
     "count",
     "every",
     "filled",
     "make_folder",
-    "one_line",
+    "not_negative",
     "pick_device",
     "pick_names",
+    "pick_whole",
     "positive",
+    "real",
     "seconds",
+    "share",
+    "whole",
 ]
+
+
+class CheckFailed(Exception):
+    """A check of ours came out wrong: exit status 1."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that the parsed options know, so that a word that does not fit is answered with the verb's own usage.
+
+    `explain()`, where it is set, is what ``--help`` ends with; nothing is imported for it before that.
+    """
+
+    explain: Callable[[], str] | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.set_defaults(parser=self)
+
+    def format_help(self) -> str:
+        """The usage and the options, and what there is to choose from."""
+        text = super().format_help()
+        return f"{text}\n{self.explain()}\n" if self.explain else text
 
 
 def add_common_arguments(parser: argparse.ArgumentParser, out: str) -> None:
     """The manners every verb shares. `out` is the default folder of its results."""
     group = parser.add_argument_group("where and how it runs")
     group.add_argument("--out", default=out, help="folder for JSON, figures and checkpoints (default: %(default)s)")
-    group.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda", "mps"])
-    group.add_argument("--seed", type=_seed, default=0)
+    add_device_argument(group)
+    group.add_argument("--seed", type=_seed, default=0, help="of everything that is drawn (default: %(default)s)")
     group.add_argument("--smoke", action="store_true", help="a run of seconds that only shows that everything works")
-    group.add_argument("--json", action="store_true", help="only the result as JSON on standard output")
+    add_json_argument(group)
+
+
+def add_device_argument(parser: argparse._ActionsContainer) -> None:
+    """Where it runs."""
+    kinds = ["auto", "cpu", "cuda", "mps"]
+    parser.add_argument("--device", default="auto", choices=kinds, help="(default: auto, the best that is here)")
+
+
+def add_json_argument(parser: argparse._ActionsContainer) -> None:
+    """For programs that read the result."""
+    parser.add_argument("--json", action="store_true", help="only the result as JSON on standard output")
+
+
+def add_mixer_argument(parser: argparse._ActionsContainer, help: str) -> None:
+    """Which mixers are trained; `--arm`, as one experiment called it once, still works and is not shown."""
+    parser.add_argument("--mixer", default="ckda", help=help)
+    parser.add_argument("--arm", dest="mixer", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,32 +95,93 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _seed(text: str) -> int:
-    value = int(text)
-    if not 0 <= value < 2**31:
-        raise argparse.ArgumentTypeError(f"{value} is not from 0 to {2**31 - 1}")
+# Numbers: each is the type of an option -----------------------------------------------------------------------------------
+
+
+def whole(text: str) -> int:
+    """A whole number.
+
+    Example:
+        >>> whole("-3")
+        -3
+        >>> whole("abc")
+        Traceback (most recent call last):
+        argparse.ArgumentTypeError: 'abc' is no whole number
+    """
+    try:
+        return int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from error
+
+
+def real(text: str) -> float:
+    """A number."""
+    try:
+        return float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from error
+
+
+def _checked(value: Any, fits: bool, wanted: str) -> Any:
+    if not fits:
+        raise argparse.ArgumentTypeError(f"{value} is not {wanted}")
     return value
 
 
+def _seed(text: str) -> int:
+    value = whole(text)
+    return _checked(value, 0 <= value < 2**31, f"from 0 to {2**31 - 1}")
+
+
 def positive(text: str) -> int:
-    """A whole number from 1 on, as a type of an option.
+    """A whole number from 1 on.
 
     Example:
         >>> positive("3")
         3
     """
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
-    return value
+    value = whole(text)
+    return _checked(value, value >= 1, "at least 1")
+
+
+def not_negative(text: str) -> int:
+    """A whole number from 0 on."""
+    value = whole(text)
+    return _checked(value, value >= 0, "at least 0")
+
+
+def above_zero(text: str) -> float:
+    """A number above 0, as a learning rate."""
+    value = real(text)
+    return _checked(value, 0 < value < math.inf, "above 0")
+
+
+def share(text: str) -> float:
+    """A number from 0 to 1."""
+    value = real(text)
+    return _checked(value, 0 <= value <= 1, "from 0 to 1")
 
 
 def seconds(text: str) -> float:
-    """A time from 0 seconds on, as a type of an option."""
-    value = float(text)
-    if not value >= 0:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 0 seconds")
-    return value
+    """A time from 0 seconds on."""
+    value = real(text)
+    return _checked(value, value >= 0, "at least 0 seconds")
+
+
+# What is named ------------------------------------------------------------------------------------------------------------
+
+
+def pick_whole(text: str, option: str) -> tuple[int, ...]:
+    """The numbers from 1 on in a list with commas, in order, each once.
+
+    Example:
+        >>> pick_whole("64,8,8", "--lengths")
+        (8, 64)
+    """
+    try:
+        return tuple(sorted({positive(word) for word in text.split(",")}))
+    except argparse.ArgumentTypeError as error:
+        raise ValueError(f"{option} {text}: {error}; give whole numbers with commas") from error
 
 
 def pick_names(text: str, known: Sequence[str], sets: Mapping[str, Sequence[str]], option: str) -> list[str]:
@@ -84,7 +194,7 @@ def pick_names(text: str, known: Sequence[str], sets: Mapping[str, Sequence[str]
     names = [name for word in text.split(",") for name in sets.get(word, (word,))]
     for name in names:
         if name not in known:
-            raise SystemExit(f"{option} {name}: there is none; there are {', '.join((*known, *sets))}")
+            raise ValueError(f"{option} {name}: there is none; there are {', '.join((*known, *sets))}")
     return list(dict.fromkeys(names))
 
 
@@ -96,7 +206,9 @@ def make_folder(path: str) -> Path:
         (folder / ".writable").write_bytes(bytes(4096))  # a full disk takes the name and refuses the bytes
         (folder / ".writable").unlink()
     except OSError as error:
-        raise SystemExit(f"--out {path}: {error.strerror}") from error
+        in_the_way = isinstance(error, FileExistsError | NotADirectoryError)
+        why = "a file is in the way" if in_the_way else (error.strerror or str(error)).lower()
+        raise ValueError(f"--out {path} cannot be written: {why}") from error
     return folder
 
 
@@ -108,7 +220,7 @@ def pick_device(name: str) -> str:
     if name == "auto":
         return next(device for device in ("cuda", "mps", "cpu") if present[device])
     if not present[name]:
-        raise SystemExit(f"--device {name}: there is none here; present: {', '.join(d for d in present if present[d])}")
+        raise ValueError(f"--device {name}: there is none here; present: {', '.join(d for d in present if present[d])}")
     return name
 
 
@@ -133,25 +245,6 @@ def filled(kind: Callable[..., Any], args: argparse.Namespace, **given: Any) -> 
     """A dataclass whose fields are the options of the same names, but for those that are given here."""
     names = {f.name for f in fields(kind)}  # type: ignore[arg-type]
     return kind(**{name: value for name, value in vars(args).items() if name in names} | given)
-
-
-def one_line(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """What the user can mend is one line on standard error and status 2 instead of a traceback."""
-
-    @functools.wraps(command)
-    def run(args: argparse.Namespace) -> int:
-        words = " ".join(getattr(args, name) for name in ("verb0", "verb1") if getattr(args, name, None))
-        try:
-            return command(args)
-        except (ValueError, OSError) as error:
-            print(f"ckda {words}: {' '.join(str(error).split())}", file=sys.stderr)
-        except SystemExit as stop:
-            if not isinstance(stop.code, str):
-                raise
-            print(f"ckda {words}: {stop.code}", file=sys.stderr)
-        return 2
-
-    return run
 
 
 def every(seconds: float, quiet: bool = False) -> Callable[[str], None]:

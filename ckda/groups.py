@@ -603,7 +603,8 @@ def _named(part: str, name: str) -> tuple[int, Callable[[], FiniteGroup]]:
         return _linear(match[1], int(match[2]), int(match[3]))
     match = re.fullmatch(r"(Z|Dic|D|S|A)_?(\d+)", part)
     if not match or int(match[2]) < 1:
-        raise ValueError(f"{name!r}: {part!r} is no group known here; try Z6, D4, S4, A5, Q8, Dic3, SL(2,3) or Z2xA4")
+        where = "" if part == name else f"{name!r}: "
+        raise ValueError(f"{where}{part!r} is no group known here; try Z6, D4, S4, A5, Q8, Dic3, SL(2,3) or Z2xA4")
     make, size = _FAMILIES[match[1]]
     n = int(match[2])
     return size(n), lambda: make(n)

@@ -27,7 +27,7 @@ deadline=$(($(date +%s) + ${LIMIT:-480}))
 one() { # arm recipe: train it, and stop at the deadline with a checkpoint
   local left=$((deadline - $(date +%s)))
   ((left > 5)) || { echo "no time left for $1 $2"; return; }
-  timeout -s INT "$left" "$python" -m ckda.cli audio --arm "$1" --recipe "$2" "${common[@]}" >/dev/null
+  timeout -s INT "$left" "$python" -m ckda.cli audio --mixer "$1" --recipe "$2" "${common[@]}" >/dev/null
   local status=$?
   echo "$(date +%T) $1 $2: exit $status"
 }
@@ -44,4 +44,4 @@ for run in "${runs[@]}"; do
 done
 arms=$(printf '%s\n' "${finished[@]}" | cut -d' ' -f1 | sort -u | paste -sd,)
 recipes=$(printf '%s\n' "${finished[@]}" | cut -d' ' -f2 | sort -u | paste -sd,)
-"$python" -m ckda.cli audio --arm "$arms" --recipe "$recipes" "${common[@]}"
+"$python" -m ckda.cli audio --mixer "$arms" --recipe "$recipes" "${common[@]}"

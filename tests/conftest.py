@@ -1,6 +1,8 @@
 """What all tests share: the marker `gpu`, Triton's interpreter where there is no GPU, few threads, a fixed seed."""
 
 import os
+import re
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -34,6 +36,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[[list[str], str], None]:
+    """`refused(words, told)`: `ckda` with these words ends with status 2, prints nothing but one line, and it says `told`."""
+    from ckda.cli import main
+
+    def check(words: list[str], told: str) -> None:
+        capsys.readouterr()
+        assert main(words) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        (line,) = err.splitlines()
+        assert line.startswith("ckda ")
+        assert re.search(told, line), line
+
+    return check
 
 
 @pytest.fixture(autouse=True)

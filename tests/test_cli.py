@@ -15,10 +15,10 @@ from ckda import cli, command
 def _verb(monkeypatch: pytest.MonkeyPatch, run: Callable[[argparse.Namespace], int | None]) -> None:
     """A verb `try` whose module is made here."""
     module = types.ModuleType("tried")
-    module.add_arguments = lambda parser: command.add_common_arguments(parser, "runs/try")  # type: ignore[attr-defined]
+    module.add_options = lambda parser: command.add_common_arguments(parser, "runs/try")  # type: ignore[attr-defined]
     module.run_command = run  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "tried", module)
-    monkeypatch.setitem(cli.VERBS, "try", cli.Verb("tried", "one line of help"))
+    monkeypatch.setitem(cli.VERBS, "try", cli.Verb("tried", "tried.add_options", "one line of help"))
 
 
 @pytest.mark.parametrize("argv", [["unknown"], ["--unknown"], ["try", "--unknown"], ["try", "--seed", "x"]])
@@ -37,7 +37,7 @@ def test_bare_ckda_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> No
     text = capsys.readouterr().out
     assert all(verb in text for verb in cli.VERBS)
     assert "exit status" in text
-    assert max(map(len, text.splitlines())) <= 120
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_version_and_module() -> None:
@@ -45,15 +45,19 @@ def test_version_and_module() -> None:
     assert (said.returncode, said.stdout) == (0, f"ckda {ckda.__version__}\n")
 
 
-def test_a_sentence_is_wrong_use(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(ValueError("--group X9:\nthere is none"), 2), (OSError("it is full"), 2), (command.CheckFailed("wrong"), 1)],
+)
+def test_what_the_user_can_mend_is_one_line(
+    error: Exception, status: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def run(args: argparse.Namespace) -> int:
-        raise SystemExit("--group X9: there is none")
+        raise error
 
     _verb(monkeypatch, run)
-    with pytest.raises(SystemExit, match="--group X9") as stop:
-        cli.main(["try"])
-    assert stop.value.code == 2
-    assert capsys.readouterr().err == "--group X9: there is none\n"
+    assert cli.main(["try"]) == status
+    assert capsys.readouterr().err == f"ckda try: {' '.join(str(error).split())}\n"
 
 
 def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,7 +128,7 @@ def test_devices() -> None:
     import torch
 
     if not torch.cuda.is_available():
-        with pytest.raises(SystemExit, match="cuda"):
+        with pytest.raises(ValueError, match="cuda"):
             command.pick_device("cuda")
 
 

@@ -3,11 +3,11 @@
 import re
 import shlex
 import subprocess
-from argparse import ArgumentParser
 from pathlib import Path
 
+from ckda.command import Parser
 from ckda.experiments.audio.recipes import RECIPES as AUDIO
-from ckda.experiments.tracking.command import add_arguments
+from ckda.experiments.options import add_track
 from ckda.experiments.tracking.recipes import RECIPES as TRACKING
 from ckda.experiments.tracking.run import title
 
@@ -51,8 +51,8 @@ def test_tracking_names_recipes_of_today_and_weights_that_it_leaves(tmp_path):
     printed = calls("recipes/tracking.sh", tmp_path, *PIECES)
     commands = [shlex.split(line) for line in printed.splitlines() if line.startswith("track ")]
     assert len(commands) > 15
-    parser = ArgumentParser()
-    add_arguments(parser)
+    parser = Parser()
+    add_track(parser)
     left = set()
     places = []
     for words in commands:

@@ -19,24 +19,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ckda.bench import sweep
-from ckda.command import add_common_arguments, make_folder, pick_device
+from ckda.bench import host, sweep
+from ckda.bench.options import Shape
+from ckda.command import CheckFailed, make_folder, pick_device
 from ckda.ops import complex_kda, complex_kda_step
 from ckda.record import environment, write_json
 
-__all__ = ["Shape", "add_arguments", "draw", "inputs", "run_command"]
-
-
-class Shape(NamedTuple):
-    """One problem: B sequences of T tokens, H heads of D channels."""
-
-    B: int
-    T: int
-    H: int
-    D: int
-
-    def __str__(self) -> str:
-        return f"B{self.B} x T{self.T}, {self.H} heads of {self.D}"
+__all__ = ["draw", "inputs", "run_command"]
 
 
 SHAPES = {
@@ -137,7 +126,7 @@ def peers(device: str, wanted: list[str] | None) -> list[Peer]:
     if wanted:
         unknown = set(wanted) - {peer.name for peer in found}
         if unknown:
-            raise SystemExit(
+            raise ValueError(
                 f"--peer {', '.join(sorted(unknown))}: not here; present: {', '.join(p.name for p in found)}"
             )
         found = [peer for peer in found if peer.name in wanted]
@@ -291,26 +280,6 @@ def time_decode(
 # The command --------------------------------------------------------------------------------------------------------------
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``ckda bench``."""
-    add_common_arguments(parser, "runs/bench")
-    parser.add_argument("--peer", action="append", help="measure only this one; may be repeated")
-    parser.add_argument("--shape", action="append", type=_shape, metavar="B,T,H,D", help="only this; may be repeated")
-    parser.add_argument("--sweep", action="store_true", help="what each change of a call costs beside the main one")
-    parser.add_argument("--row", action="append", help="of --sweep, only the main row and this one; may be repeated")
-    parser.add_argument("--dtype", default=None, choices=["bfloat16", "float16", "float32"], help="of q, k, v and g")
-
-
-def _shape(text: str) -> Shape:
-    try:
-        B, T, H, D = map(int, text.split(","))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not B,T,H,D such as 4,8192,16,128") from error
-    if min(B, T, H, D) < 1 or D > 256:
-        raise argparse.ArgumentTypeError(f"{text!r}: all must be positive, and D at most 256")
-    return Shape(B, T, H, D)
-
-
 def _shapes(args: argparse.Namespace, device: str) -> list[Shape]:
     return args.shape or ([SMOKE] if args.smoke else SHAPES[device])
 
@@ -330,7 +299,7 @@ def _check(found: list[Peer], device: str, dtype: torch.dtype, args: argparse.Na
         worst = max(checked[peer.name], key=lambda name: checked[peer.name][name])
         _say(f"{peer.name}: largest relative error {checked[peer.name][worst]:.1e} ({worst})")
         if not checked[peer.name][worst] < TOLERANCE:
-            raise SystemExit(f"{peer.name} is wrong: {checked[peer.name]}")
+            raise CheckFailed(f"{peer.name} is wrong: {checked[peer.name]}")
     return checked
 
 
@@ -345,7 +314,7 @@ def _run_sweep(args: argparse.Namespace, device: str, folder: Path) -> int:
     """Check and time the rows of the sweep; sweep.json, bounds.json and sweep.png."""
     unknown = set(args.row or ()) - {row.name for row in sweep.ROWS}
     if unknown:
-        raise SystemExit(f"--row {', '.join(sorted(unknown))}: there are {', '.join(row.name for row in sweep.ROWS)}")
+        raise ValueError(f"--row {', '.join(sorted(unknown))}: there are {', '.join(row.name for row in sweep.ROWS)}")
     rows = tuple(row for row in sweep.ROWS if not args.row or row.name in (sweep.MAIN.name, *args.row))
     if args.smoke:
         rows = tuple(row._replace(B=1, T=40, K=16, V=16, H=row.H // 8, HV=row.HV // 8) for row in rows)
@@ -363,14 +332,29 @@ def _run_sweep(args: argparse.Namespace, device: str, folder: Path) -> int:
     return 0
 
 
+def _run_host(args: argparse.Namespace, device: str, folder: Path) -> int:
+    """Time the host; host.json."""
+    found = host.rows(host.SMOKE if args.smoke else host.Sizes(), device, 2 if args.smoke else host.COUNT)
+    result = {"environment": environment(device), "count": host.COUNT} | found | {"bounds": host.bounds(found)}
+    for row, parts in found["host_ms"].items():
+        _say(f"{row:28} " + ", ".join(f"{part} {ms:.3f} ms" for part, ms in parts.items()))
+    if device == "cuda":
+        _say(f"first call {found['first_call_s']:.1f} s; a step in a graph, ms by batch: {found['step_in_graph_ms']}")
+    write_json(folder / "host.json", result)
+    print(json.dumps(result) if args.json else folder / "host.json")
+    return 0
+
+
 def run_command(args: argparse.Namespace) -> int:
     """Check, time, write bench.json and bench.png."""
     device = pick_device(args.device)
     if device == "mps":
-        raise SystemExit("--device mps: nothing is measured there; cpu or cuda may be named")
+        raise ValueError("--device mps: nothing is measured there; cpu or cuda may be named")
     folder = make_folder(args.out)
     if args.sweep:
         return _run_sweep(args, device, folder)
+    if args.host:
+        return _run_host(args, device, folder)
     dtype = getattr(torch, args.dtype or ("bfloat16" if device == "cuda" else "float32"))
     found = peers(device, args.peer)
     result: dict[str, Any] = {

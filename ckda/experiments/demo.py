@@ -15,18 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ckda.command import add_common_arguments, make_folder, pick_device, positive
-from ckda.experiments.common.show import ARMS, print_table, source_line
+from ckda.command import make_folder, pick_device
+from ckda.experiments.common.show import ARMS
 from ckda.experiments.tracking.figures import cups_strip, extrapolation_figure, mechanism_figure
 from ckda.experiments.tracking.inspect import mechanism
 from ckda.experiments.tracking.model import build_tracker
 from ckda.experiments.tracking.task import WordProblem, correct_products, scaled_accuracy
 from ckda.layers import RANGES
-from ckda.page import Page, svg_of
+from ckda.page import Page, print_table, source_line, svg_of
 from ckda.record import environment, read_json, write_json
 from ckda.train import Ensemble, Recipe, train
 
-__all__ = ["DemoArm", "DemoConfig", "DemoResult", "add_arguments", "run", "run_command"]
+__all__ = ["DemoArm", "DemoConfig", "DemoResult", "run", "run_command"]
 
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
 
@@ -160,14 +160,6 @@ def _strip(arms: Mapping[str, Ensemble], task: WordProblem, first: int, shown: i
 # The command ---------------------------------------------------------------------------------------------------------
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The demo's options."""
-    add_common_arguments(parser, "runs/demo")
-    parser.add_argument("--steps", type=positive, default=DemoConfig.steps, help="updates of each arm (%(default)s)")
-    parser.add_argument("--batch", type=positive, default=DemoConfig.batch, help="words an update (%(default)s)")
-    parser.add_argument("--fresh", action="store_true", help="train anew, in the place of what is in --out")
-
-
 def run_command(args: argparse.Namespace) -> int:
     """Train, test, draw; returns the exit status."""
     out = make_folder(args.out)
@@ -195,10 +187,10 @@ def _known(config: DemoConfig) -> DemoResult | None:
         known = DemoResult.from_json(read_json(path))
         there = known.recipe["steps"], known.recipe["batch"], known.seed
     except (ValueError, KeyError, TypeError) as error:
-        raise SystemExit(f"{path} cannot be read ({error}); it stays as it is. --fresh makes it anew") from error
+        raise ValueError(f"{path} cannot be read ({error}); it stays as it is. --fresh makes it anew") from error
     here = config.recipe().steps, config.recipe().batch, config.seed
     if there != here:
-        raise SystemExit(
+        raise ValueError(
             f"{path} is a finished demo of {there[0]} updates of {there[1]} words, seed {there[2]}; asked for are {here[0]} of "
             f"{here[1]}, seed {here[2]}. It stays as it is: give another --out, or --fresh to train anew in its place"
         )

@@ -7,6 +7,7 @@ from ckda.layers.delta_product import ComplexProduct, DeltaProduct
 from ckda.layers.gated_delta import GatedDeltaNet, SeparateGates
 from ckda.layers.gated_norm import HeadNorm
 from ckda.layers.mixers import MIXERS, Mixer, build_mixer
+from ckda.layers.sign_factor import SignFactor
 from ckda.layers.state_space import RWKV7, Mamba2, Mamba3
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Mixer",
     "SeparateGates",
     "ShortConvolution",
+    "SignFactor",
     "SoftmaxAttention",
     "build_mixer",
 ]

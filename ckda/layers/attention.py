@@ -12,6 +12,7 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
 from ckda.layers.convolution import position_in_sequence
 from ckda.layers.gated_norm import gated_norm
+from ckda.ops.context import Context, gathered
 
 __all__ = ["Attention", "RMSNorm", "Sight", "autocast_dtype", "fused_kernel_serves", "rotary", "rotate"]
 
@@ -64,6 +65,26 @@ class Sight(NamedTuple):
     mask: Tensor | None = None  #: bool [B or 1, 1, T, S]; None: the plain causal order, or everything for one token
     cu_seqlens: Tensor | None = None  #: [N + 1] for the fused kernel; the mask is None then
     window: int | None = None  #: for the fused kernel
+    context: Context | None = None  #: the ranks that share the time axis: keys and values come from all of them
+
+    @staticmethod
+    def over_ranks(
+        T: int, context: Context, *, device: torch.device, window: int | None = None, cu_seqlens: Tensor | None = None
+    ) -> "Sight":
+        """The sight of this rank's T tokens on those of all ranks of `context`: a mask [1, 1, T, S].
+
+        Args:
+            window, cu_seqlens: as of :meth:`causal`, over the tokens of all ranks.
+        """
+        key = torch.arange(context.piece_length(T) * context.num_pieces, device=device)  # [S]
+        query = context.part(key, 0).unsqueeze(-1)  # [T, 1]
+        mask = key <= query
+        if window is not None:
+            mask = mask & (key > query - window)
+        if cu_seqlens is not None:
+            start = key - position_in_sequence(cu_seqlens, key.numel())
+            mask = mask & (context.part(start, 0).unsqueeze(-1) == start)
+        return Sight(mask.unsqueeze(0).unsqueeze(0), context=context)
 
     @staticmethod
     def causal(
@@ -187,6 +208,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, sight: Sight, cache: Any) -> Tensor
     """q, k, v [B, T, H, D] -> [B, T, H * D]."""
     if sight.cu_seqlens is not None or (sight.mask is None and sight.window is not None):
         return _attend_packed(q, k, v, sight)
+    if sight.context is not None:
+        k, v = gathered(torch.cat([k, v], -1), sight.context).chunk(2, -1)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     if cache is not None:
         k, v = cache.update(k, v)

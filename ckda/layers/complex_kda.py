@@ -1,17 +1,18 @@
 """The Complex KDA layer: projections, gates, the recurrence, the gated norm of its output."""
 
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from ckda import transition
-from ckda.layers.convolution import ShortConvolution
+from ckda.layers.convolution import ShortConvolution, convolve_parts
 from ckda.layers.gated_norm import HeadNorm
 from ckda.ops import complex_kda, complex_kda_step
 from ckda.ops.call import unit
+from ckda.ops.context import Context, complex_kda_context
 from ckda.ops.gate import beta_from_logit, beta_spread, evaluate_gate, init_A_log, init_dt_bias
 
 __all__ = ["RANGES", "ComplexKDA", "LayerCache", "Transitions"]
@@ -170,34 +171,46 @@ class ComplexKDA(nn.Module):
     def _project(
         self,
         x: Tensor,
-        past: dict[str, Tensor],
+        past: dict[str, Tensor] | None,
         cu_seqlens: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        context: Context | None = None,
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """q, k, v, raw gate and beta logit for x [B, T, d], heads split; and the convolutions' new past.
+        """q, k, v, raw gate and beta logit for x [B, T, d], heads split; and the convolutions' new past, unless past is None.
 
         Where attention_mask [B, T] is 0, x must be zero: then k = v = 0 before the first token, and g is set such that an
         initial state does not decay.
         """
         _check_shape("x", x, "B, T, d", (None, None, self.hidden_size))
         heads = {"q": self.head_dim, "k": self.head_dim, "v": self.head_v_dim}
-        out: dict[str, Any] = {}
-        new_past: dict[str, Tensor] = {}
-        for name, projection in (("q", self.q_proj), ("k", self.k_proj), ("v", self.v_proj)):
-            y, activate = projection(x), name in self.activate
-            if name in self.convolutions:
-                y, new_past[name] = self.convolutions[name](y, past.get(name), cu_seqlens, activate=activate)
-            elif activate:
-                y = silu(y)
-            out[name] = y.unflatten(-1, (-1, heads[name]))
+        projected = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
+        convolved, new_past = self._convolve(projected, past, cu_seqlens, context)
+        out: dict[str, Any] = {name: _split(y, heads[name]) for name, y in convolved.items()}
         gates = self._gates(x, out["q"].dtype)
         if attention_mask is not None and self.initial_state is not None:
             gates["g"] = gates["g"].masked_fill(attention_mask[..., None, None] == 0, self._still())
         return out | gates, new_past
 
+    def _convolve(
+        self, y: dict[str, Tensor], past: dict[str, Tensor] | None, cu_seqlens: Tensor | None, context: Context | None
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Convolution and SiLU of the projections [B, T, D], where they have them; and the new past, unless past is None."""
+        new_past: dict[str, Tensor] = {}
+        if context is not None and self.convolutions:
+            y = convolve_parts(dict(self.convolutions.items()), y, self.activate, context, cu_seqlens)
+        else:
+            for name, convolution in self.convolutions.items():
+                activate = name in self.activate
+                if past is None:
+                    y[name] = cast(ShortConvolution, convolution).convolve(y[name], None, cu_seqlens, activate)
+                else:
+                    y[name], new_past[name] = convolution(y[name], past.get(name), cu_seqlens, activate=activate)
+        plain = self.activate - set(self.convolutions)
+        return {name: silu(x) if name in plain else x for name, x in y.items()}, new_past
+
     def _gates(self, x: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
         """The raw gate [B, T, HV, K] and the logit of beta [B, T, HV] for x [B, T, d], in the dtype of q, k and v."""
-        g = self.f_proj(x).to(dtype).unflatten(-1, (-1, self.head_dim))
+        g = _split(self.f_proj(x).to(dtype), self.head_dim)
         return {"g": g, "beta": self.b_proj(x).to(dtype)}
 
     def _still(self) -> float:
@@ -223,18 +236,14 @@ class ComplexKDA(nn.Module):
         initial_state: Tensor | None,
         cu_seqlens: Tensor | None = None,
         output_final_state: bool = False,
+        context: Context | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """The recurrence on what :meth:`_project` gives: o [B, T, HV, V] and the final state."""
         if not y["v"].numel():
             return self._run_nothing(y, initial_state)
-        return complex_kda(
-            **y,
-            **self._options(),
-            initial_state=initial_state,
-            cu_seqlens=cu_seqlens,
-            output_final_state=output_final_state,
-            backend=self.backend,
-        )
+        options = y | self._options() | {"initial_state": initial_state, "cu_seqlens": cu_seqlens}
+        options |= {"output_final_state": output_final_state, "backend": self.backend}
+        return complex_kda(**options) if context is None else complex_kda_context(**options, context=context)
 
     def _run_nothing(self, y: dict[str, Any], state: Tensor | None) -> tuple[Tensor, Tensor]:
         """:meth:`_run` where there is no sequence or no token: the state stays, every argument has the gradient zero."""
@@ -251,7 +260,13 @@ class ComplexKDA(nn.Module):
         token: dict[str, Any] = {name: value.squeeze(1) for name, value in y.items()}
         return complex_kda_step(**token, state=state, **self._options())
 
-    def read(self, x: Tensor, cu_seqlens: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
+    def read(
+        self,
+        x: Tensor,
+        cu_seqlens: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        context: Context | None = None,
+    ) -> Tensor:
         """The raw recurrent readout o [B, T, HV, V], before norm, output gate and output projection.
 
         Where attention_mask [B, T] is 0, x must be zero.
@@ -260,9 +275,9 @@ class ComplexKDA(nn.Module):
             raise ValueError(
                 "cu_seqlens and attention_mask are given; packed sequences have no padding, one must be None"
             )
-        y, _ = self._project(x, {}, cu_seqlens, attention_mask)
+        y, _ = self._project(x, None, cu_seqlens, attention_mask, context)
         N = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
-        return self._run(y, self._start(N), cu_seqlens)[0]
+        return self._run(y, self._start(N), cu_seqlens, context=context)[0]
 
     def write_out(self, o: Tensor, x: Tensor) -> Tensor:
         """From the readout o [..., HV, V] and the layer's input x [..., d] to its output [..., d]."""
@@ -270,19 +285,27 @@ class ComplexKDA(nn.Module):
 
     def gated_out(self, o: Tensor, gate: Tensor | None) -> Tensor:
         """From the readout o [..., HV, V] and the projection behind the output gate [..., HV * V] to the output [..., d]."""
-        gate = None if gate is None else gate.unflatten(-1, (-1, self.head_v_dim))
         return self.o_proj(self.o_norm(o, gate).flatten(-2))
 
-    def forward(self, x: Tensor, *, cu_seqlens: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        cu_seqlens: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        context: Context | None = None,
+    ) -> Tensor:
         """x [B, T, d] -> [B, T, d].
 
         Args:
             cu_seqlens: [N + 1] of packed sequences, which lie end to end, B = 1.
             attention_mask: [B, T] of 1, and 0 at padding on either side of a sequence. Padding changes nothing at the
                 other tokens, whatever stands in x there, and its own output is zero.
+            context: the ranks that share the time axis; x and attention_mask are this rank's part then, cu_seqlens is over
+                the tokens of all ranks (:func:`ckda.ops.context.complex_kda_context`).
         """
         x = _silenced(x, attention_mask)
-        return _silenced(self.write_out(self.read(x, cu_seqlens, attention_mask), x), attention_mask)
+        return _silenced(self.write_out(self.read(x, cu_seqlens, attention_mask, context), x), attention_mask)
 
     def prefill(
         self, x: Tensor, cache: LayerCache | None = None, *, attention_mask: Tensor | None = None
@@ -334,6 +357,12 @@ class ComplexKDA(nn.Module):
 
     def extra_repr(self) -> str:
         return f"gate={self.gate}, beta_range={self.beta_range}, heads={self.num_heads}x{self.head_dim}"
+
+
+def _split(y: Tensor, width: int) -> Tensor:
+    """[B, T, heads * width] -> [B, T, heads, width]; unflatten does the same in thrice the time."""
+    B, T, D = y.shape
+    return y.view(B, T, D // width, width)
 
 
 #: a raw gate so far out that alpha = 1 whatever A_log and dt_bias are; float16 holds it

@@ -12,17 +12,21 @@ Tokens before the first are those of `past`, or zero; in packed sequences they a
 Legend: B batch, T time, D channels, S taps, N packed sequences.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from ckda.ops.call import other_derivative
+from ckda.layers.node import one_node
+from ckda.ops.call import is_exporting, other_derivative
+from ckda.ops.context import Context, previous_tails
 from ckda.ops.triton import HAS_TRITON
 
 __all__ = [
     "ShortConvolution",
+    "convolve_parts",
     "has_kernel",
     "position_in_sequence",
     "short_convolution",
@@ -99,19 +103,20 @@ def _kernels() -> Any:
     return convolution_kernels
 
 
-@torch.library.custom_op("ckda::short_convolution", mutates_args=())
 def _forward(x: Tensor, weight: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, activate: bool) -> Tensor:
     if has_kernel(x):
         return _kernels().forward(x, weight, past, cu_seqlens, activate)
     return torch_forward(x, weight, past, cu_seqlens, activate).contiguous()
 
 
-@_forward.register_fake
+_forward_op = torch.library.custom_op("ckda::short_convolution", mutates_args=())(_forward)
+
+
+@_forward_op.register_fake
 def _(x: Tensor, weight: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, activate: bool) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-@torch.library.custom_op("ckda::short_convolution_backward", mutates_args=())
 def _backward(
     dy: Tensor, x: Tensor, weight: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, activate: bool
 ) -> list[Tensor]:
@@ -120,7 +125,10 @@ def _backward(
     return [grad.contiguous() for grad in run(dy, x, weight, past, cu_seqlens, activate)]
 
 
-@_backward.register_fake
+_backward_op = torch.library.custom_op("ckda::short_convolution_backward", mutates_args=())(_backward)
+
+
+@_backward_op.register_fake
 def _(
     dy: Tensor, x: Tensor, weight: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, activate: bool
 ) -> list[Tensor]:
@@ -166,6 +174,7 @@ def _vmap(
 
 
 torch.library.register_vmap("ckda::short_convolution", _vmap)
+_node = one_node(torch.ops.ckda.short_convolution, _forward, torch.ops.ckda.short_convolution_backward, _backward)
 
 
 def short_convolution(
@@ -186,7 +195,7 @@ def short_convolution(
     """
     if other_derivative():
         return torch_forward(x, weight, past, cu_seqlens, activate)
-    return torch.ops.ckda.short_convolution(x, weight, past, cu_seqlens, activate)
+    return _node(x, weight, past, cu_seqlens, activate)
 
 
 class ShortConvolution(nn.Module):
@@ -215,16 +224,54 @@ class ShortConvolution(nn.Module):
         The output keeps x's dtype: under autocast that is the projections', and the operator behind is spared wider inputs
         than it needs.
         """
+        return self.convolve(x, past, cu_seqlens, activate), self._last(x, past)
+
+    def convolve(self, x: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, activate: bool) -> Tensor:
+        """y alone of :meth:`forward`."""
         if has_kernel(x) and (past is None or not past.requires_grad):
-            y = short_convolution(x, self.weight, past, cu_seqlens, activate)
-        else:
-            y = torch_forward(x, self.weight, past, cu_seqlens, activate)
-        return y, self._last(x, past)
+            return short_convolution(x, self.weight, past, cu_seqlens, activate)
+        return torch_forward(x, self.weight, past, cu_seqlens, activate)
 
     def _last(self, x: Tensor, past: Tensor | None) -> Tensor:
         """[B, size - 1, D] the last tokens of `past` and x."""
         B, T, D = x.shape
         kept = self.size - 1
-        if not torch.compiler.is_exporting() and kept <= T:  # an exported program has no branches: it serves every T
+        if not is_exporting() and kept <= T:  # an exported program has no branches: it serves every T
             return x[:, T - kept :]
         return torch.cat([x.new_zeros(B, kept, D) if past is None else past, x], 1)[:, T:]
+
+
+def convolve_parts(
+    convolutions: dict[str, Any],
+    inputs: dict[str, Tensor],
+    activate: Collection[str],
+    context: Context,
+    cu_seqlens: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """The convolutions of this rank's tokens, [B, T, D] each, where the time axis is spread over the ranks of `context`.
+
+    Every piece is convolved with the last S - 1 tokens of the piece before it in front, its halo, of which the outputs are
+    dropped. One exchange brings the halos of all inputs. cu_seqlens is over the tokens of all ranks. An input without a
+    convolution stays as it is.
+    """
+    names = list(convolutions)
+    n, S = context.per_rank, next(iter(convolutions.values())).size
+    L = context.piece_length(inputs[names[0]].shape[1])
+    tails = torch.cat([inputs[name].unflatten(1, (n, L))[:, :, max(0, L - S + 1) :] for name in names], -1)
+    halos = previous_tails(tails.flatten(1, 2), S - 1, context).split([inputs[name].shape[-1] for name in names], -1)
+    cu = None if cu_seqlens is None else _with_halos(cu_seqlens, context, L, S - 1)
+    out = dict(inputs)
+    for name, halo in zip(names, halos, strict=True):
+        x = torch.cat([halo, inputs[name].unflatten(1, (n, L))], 2)  # [B, n, S - 1 + L, D]
+        rows = x.flatten(0, 1) if cu is None else x.flatten(1, 2)
+        y, _ = convolutions[name](rows, None, cu, activate=name in activate)
+        out[name] = y.reshape(x.shape)[:, :, S - 1 :].flatten(1, 2)
+    return out
+
+
+def _with_halos(cu_seqlens: Tensor, context: Context, L: int, halo: int) -> Tensor:
+    """cu_seqlens of all ranks' tokens -> of this rank's pieces laid end to end, each with its halo in front."""
+    start = cu_seqlens.new_zeros(1)  # what stands before the first piece belongs to no sequence
+    width = halo + L
+    bounds = [(cu_seqlens - p * L + halo).clamp(0, width) + i * width for i, p in enumerate(context.pieces)]
+    return torch.cat([start, *bounds])

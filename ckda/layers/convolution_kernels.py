@@ -4,12 +4,16 @@ One program takes BT tokens of one sequence and BD channels. Of the inputs only 
 of the weight leaves each program as a partial sum, so that it is the same every time.
 """
 
+from typing import Any, NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ckda.ops.triton.launch import launch
+from ckda.ops.triton import replay
+from ckda.ops.triton.launch import Launch
+from ckda.ops.triton.sums import sum_parts
 
 __all__ = [
     "backward",
@@ -190,59 +194,83 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
-def _launch(x: Tensor, cu_seqlens: Tensor | None) -> tuple[tuple[int, int], tuple[int, int], dict[str, int]]:
-    """The grid, the length of cu_seqlens with the steps of its bisection, and the blocks."""
+class _Launches(NamedTuple):
+    """What the launches of a convolution share."""
+
+    grid: tuple[int, int]
+    shared: dict[str, Any]  #: arguments of all kernels
+    read: dict[str, Any]  #: those of the kernels that read x and the past
+    num_warps: int
+
+    def launch(self, kernel: Any, **arguments: Any) -> Launch:
+        return Launch(kernel, self.grid, self.shared | arguments, self.num_warps)
+
+
+def _launches(x: Tensor, weight: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, activate: bool) -> _Launches:
+    """The kernels' x, weight, past (x where there is none) and cu_seqlens (weight where there are none)."""
+    x, weight = _rows(x), weight.contiguous()
+    before = x if past is None or cu_seqlens is not None or past.shape[1] == 0 else _rows(past)
     B, T, D = x.shape
     BT = BLOCK_T if T > 1 else 1
     BD = min(BLOCK_D, triton.next_power_of_2(D))
     num_cu = 0 if cu_seqlens is None else cu_seqlens.numel()
-    blocks = {"BT": BT, "BD": BD, "num_warps": 8 if BT * BD >= 4096 else 4}
-    return (B * triton.cdiv(T, BT), triton.cdiv(D, BD)), (num_cu, num_cu.bit_length()), blocks
+    shared = {
+        "p_weight": weight,
+        "p_cu": weight if cu_seqlens is None else cu_seqlens.contiguous(),
+        "T": T,
+        "D": D,
+        "num_cu": num_cu,
+        "steps": num_cu.bit_length(),
+        "S": weight.shape[1],
+        "BT": BT,
+        "BD": BD,
+        "PACKED": cu_seqlens is not None,
+    }
+    read = {"p_x": x, "p_past": before, "x_b": x.stride(0), "x_t": x.stride(1)}
+    read |= {"past_b": before.stride(0), "past_t": before.stride(1)}
+    read |= {"ACTIVATE": activate, "HAS_PAST": before is not x}
+    grid = (B * triton.cdiv(T, BT), triton.cdiv(D, BD))
+    return _Launches(grid, shared, read, 8 if BT * BD >= 4096 else 4)
 
 
 def forward(x: Tensor, weight: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, activate: bool) -> Tensor:
     """As :func:`ckda.layers.convolution.torch_forward`."""
-    _, T, D = x.shape
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if not y.numel():
-        return y
-    x, weight, before, bounds = _arguments(x, weight, past, cu_seqlens)
-    grid, search, blocks = _launch(x, cu_seqlens)
-    strides = (*x.stride()[:2], *before.stride()[:2])
-    options = {"ACTIVATE": activate, "HAS_PAST": before is not x, "PACKED": cu_seqlens is not None}
-    S = weight.shape[1]
-    arguments = (x, weight, before, bounds, y, T, D, *strides, *search)
-    launch(convolution_output_kernel, grid, *arguments, S=S, **blocks, **options)
-    return y
+    if not x.numel():
+        return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    given = (x, weight, past, cu_seqlens)
+    kept = replay.kept_for("convolution", given, activate)
+    made = replay.rerun(kept, "forward", given)
+    if made is None:
+        made = [torch.empty(x.shape, dtype=x.dtype, device=x.device)]
+        of = _launches(*given, activate)
+        launch = of.launch(convolution_output_kernel, p_y=made[0], **of.read)
+        replay.record(kept, "forward", [(launch, launch())], given, made)
+    return made[0]  # type: ignore[return-value]
 
 
 def backward(
     dy: Tensor, x: Tensor, weight: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, activate: bool
 ) -> tuple[Tensor, Tensor]:
     """As :func:`ckda.layers.convolution.torch_backward`; with SiLU dz passes through memory in x's dtype."""
-    _, T, D = x.shape
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if not dx.numel():
-        return dx, torch.zeros_like(weight)
+    if not x.numel():
+        return torch.empty(x.shape, dtype=x.dtype, device=x.device), torch.zeros_like(weight)
+    given = (dy, x, weight, past, cu_seqlens)
+    kept = replay.kept_for("convolution", given, activate)
+    made = replay.rerun(kept, "backward", given)
+    if made is None:
+        dx, dweight = (torch.empty(y.shape, dtype=y.dtype, device=y.device) for y in (x, weight))
+        run = _backward(dy, _launches(x, weight, past, cu_seqlens, activate), dx, dweight)
+        made = [dx, dweight]
+        replay.record(kept, "backward", [(launch, launch()) for launch in run], given, made)
+    return made[0], made[1]  # type: ignore[return-value]
+
+
+def _backward(dy: Tensor, of: _Launches, dx: Tensor, dweight: Tensor) -> list[Launch]:
+    """The launches that write dx and dweight."""
     dy = _rows(dy)
-    x, weight, before, bounds = _arguments(x, weight, past, cu_seqlens)
-    grid, search, blocks = _launch(x, cu_seqlens)
-    S, packed = weight.shape[1], cu_seqlens is not None
-    dz = torch.empty_like(dx) if activate else dy
-    parts = torch.empty(grid[0], D, S, dtype=torch.float32, device=x.device)
-    strides = (*dy.stride()[:2], *x.stride()[:2], *before.stride()[:2])
-    options = {"ACTIVATE": activate, "HAS_PAST": before is not x, "PACKED": packed}
-    arguments = (dy, x, weight, before, bounds, dz, parts, T, D, *strides, *search)
-    launch(convolution_gradient_kernel, grid, *arguments, S=S, **blocks, **options)
-    arguments = (dz, weight, bounds, dx, T, D, *dz.stride()[:2], *search)
-    launch(convolution_input_kernel, grid, *arguments, S=S, **blocks, PACKED=packed)
-    return dx, parts.sum(0).to(weight.dtype)
-
-
-def _arguments(
-    x: Tensor, weight: Tensor, past: Tensor | None, cu_seqlens: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The kernels' x, weight, past (x where there is none) and cu_seqlens (weight where there are none)."""
-    x, weight = _rows(x), weight.contiguous()
-    before = x if past is None or cu_seqlens is not None or past.shape[1] == 0 else _rows(past)
-    return x, weight, before, weight if cu_seqlens is None else cu_seqlens.contiguous()
+    dz = torch.empty_like(dx) if of.read["ACTIVATE"] else dy
+    parts = torch.empty(of.grid[0], *dweight.shape, dtype=torch.float32, device=dx.device)
+    places = {"dy_b": dy.stride(0), "dy_t": dy.stride(1)}
+    gradient = of.launch(convolution_gradient_kernel, p_dy=dy, p_dz=dz, p_dweight=parts, **of.read, **places)
+    places = {"dz_b": dz.stride(0), "dz_t": dz.stride(1)}
+    return [gradient, of.launch(convolution_input_kernel, p_dz=dz, p_dx=dx, **places), sum_parts(parts, dweight)]

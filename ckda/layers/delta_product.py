@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from ckda import transition
 from ckda.layers.complex_kda import ComplexKDA
 from ckda.layers.gated_delta import GatedDeltaNet
+from ckda.ops.context import Context
 
 __all__ = ["ComplexProduct", "DeltaProduct"]
 
@@ -40,12 +41,13 @@ class _SubSteps(ComplexKDA):
     def _project(
         self,
         x: Tensor,
-        past: dict[str, Tensor],
+        past: dict[str, Tensor] | None,
         cu_seqlens: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        context: Context | None = None,
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The operator's arguments on n T sub-steps, for x [B, T, d]."""
-        y, new_past = super()._project(x, past, cu_seqlens, attention_mask)
+        y, new_past = super()._project(x, past, cu_seqlens, attention_mask, context)
         beta = self._substeps(y["beta"].unsqueeze(-1)).squeeze(-1)
         k, v = self._substeps(y["k"]), self._substeps(y["v"])
         return {"q": self._last(y["q"]), "k": k, "v": v, "g": self._gate_substeps(y["g"]), "beta": beta}, new_past
@@ -56,9 +58,10 @@ class _SubSteps(ComplexKDA):
         initial_state: Tensor | None,
         cu_seqlens: Tensor | None = None,
         output_final_state: bool = False,
+        context: Context | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         cu_seqlens = None if cu_seqlens is None else cu_seqlens * self.num_updates
-        o, state = super()._run(y, initial_state, cu_seqlens, output_final_state)
+        o, state = super()._run(y, initial_state, cu_seqlens, output_final_state, context)
         return o[:, self.num_updates - 1 :: self.num_updates], state
 
     def _run_step(self, y: dict[str, Any], state: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ckda.layers.node import one_node
 from ckda.ops.call import other_derivative
 from ckda.ops.triton import HAS_TRITON
 
@@ -57,19 +58,20 @@ def _by_kernel(o: Tensor) -> bool:
     return o.is_cuda and HAS_TRITON and o.dtype != torch.float64 and o.shape[-1] <= 8192
 
 
-@torch.library.custom_op("ckda::gated_norm", mutates_args=())
 def _forward(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     if _by_kernel(o):
         return _kernels().forward(o, gate, weight, eps)
     return torch_forward(o, gate, weight, eps).contiguous()
 
 
-@_forward.register_fake
+_forward_op = torch.library.custom_op("ckda::gated_norm", mutates_args=())(_forward)
+
+
+@_forward_op.register_fake
 def _(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     return torch.empty_like(o, memory_format=torch.contiguous_format)
 
 
-@torch.library.custom_op("ckda::gated_norm_backward", mutates_args=())
 def _backward(dy: Tensor, o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> list[Tensor]:
     """[do, dgate (empty without a gate), dweight]."""
     run = _kernels().backward if _by_kernel(o) else torch_backward
@@ -77,7 +79,10 @@ def _backward(dy: Tensor, o: Tensor, gate: Tensor | None, weight: Tensor, eps: f
     return [do.contiguous(), o.new_empty(0) if dgate is None else dgate.contiguous(), dweight.contiguous()]
 
 
-@_backward.register_fake
+_backward_op = torch.library.custom_op("ckda::gated_norm_backward", mutates_args=())(_backward)
+
+
+@_backward_op.register_fake
 def _(dy: Tensor, o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> list[Tensor]:
     like = torch.contiguous_format
     dgate = o.new_empty(0) if gate is None else torch.empty_like(gate, memory_format=like)
@@ -114,18 +119,51 @@ def _vmap(info: Any, in_dims: tuple, o: Tensor, gate: Tensor | None, weight: Ten
 torch.library.register_vmap("ckda::gated_norm", _vmap)
 
 
+def _as_groups(weight: Tensor, *tensors: Tensor | None) -> list[Tensor | None]:
+    """Tensors [..., V] as [1, N, V]."""
+    return [None if x is None else x.reshape(1, -1, weight.shape[-1]) for x in tensors]
+
+
+def _by_op(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    return torch.ops.ckda.gated_norm(*_as_groups(weight, o, gate), weight.unsqueeze(0), eps).view(o.shape)
+
+
+def _backward_by_op(dy: Tensor, o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> tuple:
+    groups = _as_groups(weight, dy, o, gate)
+    do, dgate, dweight = torch.ops.ckda.gated_norm_backward(*groups, weight.unsqueeze(0), eps)
+    return do.view(o.shape), None if gate is None else dgate.view(gate.shape), dweight.view(weight.shape)
+
+
+def _one_group(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    """o [..., V], gate of as many elements, weight [V]."""
+    if _by_kernel(o):
+        return _kernels().forward(o, gate, weight, eps)
+    return torch_gated_norm(o, None if gate is None else gate.reshape(o.shape), weight, eps)
+
+
+def _one_group_backward(dy: Tensor, o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> tuple:
+    if _by_kernel(o):
+        return _kernels().backward(dy, o, gate, weight, eps)
+    dy_, o_, gate_ = _as_groups(weight, dy, o, gate)
+    assert dy_ is not None
+    assert o_ is not None
+    do, dgate, dweight = torch_backward(dy_, o_, gate_, weight.unsqueeze(0), eps)
+    return do.view(o.shape), None if dgate is None or gate is None else dgate.view(gate.shape), dweight.squeeze(0)
+
+
+_node = one_node(_by_op, _one_group, _backward_by_op, _one_group_backward)
+
+
 def gated_norm(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float = 1e-5) -> Tensor:
-    """o and gate [..., V] and weight [V] -> [..., V] in o's dtype, with gradients, and under vmap.
+    """o [..., V], gate of as many elements and weight [V] -> [..., V] in o's dtype, with gradients, and under vmap.
 
     Example:
         >>> gated_norm(torch.full((1, 4), 3.0), torch.zeros(1, 4), torch.ones(4)).round(decimals=3)
         tensor([[0.5000, 0.5000, 0.5000, 0.5000]])
     """
     if other_derivative():
-        return torch_gated_norm(o, gate, weight, eps)
-    V = o.shape[-1]
-    flat = None if gate is None else gate.reshape(1, -1, V)
-    return torch.ops.ckda.gated_norm(o.reshape(1, -1, V), flat, weight.unsqueeze(0), eps).view(o.shape)
+        return torch_gated_norm(o, None if gate is None else gate.reshape(o.shape), weight, eps)
+    return _node(o, gate, weight, eps)
 
 
 class HeadNorm(nn.Module):
@@ -142,7 +180,7 @@ class HeadNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, o: Tensor, gate: Tensor | None = None) -> Tensor:
-        """o and gate [..., V]."""
+        """o [..., V], and gate of as many elements."""
         if o.is_cuda and not torch.compiler.is_compiling():  # elsewhere a compiler, or nothing, makes one kernel of it
             return gated_norm(o, gate, self.weight, self.eps)
-        return torch_gated_norm(o, gate, self.weight, self.eps)
+        return torch_gated_norm(o, None if gate is None else gate.reshape(o.shape), self.weight, self.eps)

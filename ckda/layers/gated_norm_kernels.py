@@ -4,12 +4,16 @@ A program takes BN rows of one group at a time, in the backward pass so many blo
 sums of the weight's gradient are left to add.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ckda.ops.triton.launch import launch
+from ckda.ops.triton import replay
+from ckda.ops.triton.launch import Launch
+from ckda.ops.triton.sums import sum_parts
 
 __all__ = ["backward", "forward"]
 
@@ -62,7 +66,7 @@ def gated_norm_backward_kernel(
     p_weight,  # [G, V]
     p_do,  # [G, N, V]
     p_dgate,  # [G, N, V]
-    p_dweight,  # [G, programs, V] float32
+    p_dweight,  # [programs, G, V] float32
     eps,
     N,
     loops,
@@ -83,53 +87,68 @@ def gated_norm_backward_kernel(
             tl.store(p_dgate + offset, (b_e * b_x * (1.0 - b_s)).to(p_dgate.dtype.element_ty), mask=mask)
         b_dw += b_dy * b_x * b_s
     o_v = tl.arange(0, BV)
-    part = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
+    part = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     tl.store(p_dweight + part * V + o_v, tl.sum(b_dw, 0), mask=o_v < V)
 
 
-def _launch(o: Tensor) -> tuple[tuple[int, int], dict[str, int]]:
-    G, N, V = o.shape
+def _arguments(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> tuple[int, int, dict[str, Any], int]:
+    """The blocks of a group, the groups, what both kernels take, and the warps."""
+    V = o.shape[-1]
+    G = weight.numel() // V
+    N = o.numel() // weight.numel()
     BV = triton.next_power_of_2(V)
     BN = max(1, min(triton.next_power_of_2(N), 2048 // BV))
-    return (triton.cdiv(N, BN), G), {"V": V, "BN": BN, "BV": BV, "num_warps": 8 if BV >= 4096 else 4}
+    o = o.contiguous()
+    arguments = {
+        "p_o": o,
+        "p_gate": o if gate is None else gate.contiguous(),
+        "p_weight": weight.contiguous(),
+        "eps": eps,
+        "N": N,
+        "V": V,
+        "BN": BN,
+        "BV": BV,
+        "GATED": gate is not None,
+    }
+    return triton.cdiv(N, BN), G, arguments, 8 if BV >= 4096 else 4
+
+
+def _empty_like(x: Tensor) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
 def forward(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-    """As :func:`ckda.layers.gated_norm.torch_forward`."""
-    o, weight = o.contiguous(), weight.contiguous()
-    gate = None if gate is None else gate.contiguous()
-    y = torch.empty_like(o)
-    grid, sizes = _launch(o)
-    arguments = (o, o if gate is None else gate, weight, y, eps, o.shape[1])
-    launch(gated_norm_forward_kernel, grid, *arguments, **sizes, GATED=gate is not None)
-    return y
+    """As :func:`ckda.layers.gated_norm.torch_forward`; also o, gate [..., V] and weight [V]."""
+    given = (o, gate, weight)
+    kept = replay.kept_for("gated norm", given, eps)
+    made = replay.rerun(kept, "forward", given)
+    if made is None:
+        made = [_empty_like(o)]
+        blocks, G, arguments, num_warps = _arguments(o, gate, weight, eps)
+        launch = Launch(gated_norm_forward_kernel, (blocks, G), arguments | {"p_y": made[0]}, num_warps)
+        replay.record(kept, "forward", [(launch, launch())], given, made)
+    return made[0]  # type: ignore[return-value]
 
 
 def backward(
     dy: Tensor, o: Tensor, gate: Tensor | None, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """As :func:`ckda.layers.gated_norm.torch_backward`."""
-    dy, o, weight = dy.contiguous(), o.contiguous(), weight.contiguous()
-    gate = None if gate is None else gate.contiguous()
-    do, dgate = torch.empty_like(o), None if gate is None else torch.empty_like(gate)
-    (blocks, G), sizes = _launch(o)
-    loops = max(1, triton.cdiv(blocks * G, PROGRAMS))
-    grid = (triton.cdiv(blocks, loops), G)
-    parts = torch.empty(G, grid[0], o.shape[-1], dtype=torch.float32, device=o.device)
-    launch(
-        gated_norm_backward_kernel,
-        grid,
-        dy,
-        o,
-        o if gate is None else gate,
-        weight,
-        do,
-        do if dgate is None else dgate,
-        parts,
-        eps,
-        o.shape[1],
-        loops,
-        **sizes,
-        GATED=gate is not None,
-    )
-    return do, dgate, parts.sum(1).to(weight.dtype)
+    given = (dy, o, gate, weight)
+    kept = replay.kept_for("gated norm", given, eps)
+    made = replay.rerun(kept, "backward", given)
+    if made is None:
+        do, dgate, dweight = made = [None if x is None else _empty_like(x) for x in (o, gate, weight)]
+        blocks, G, arguments, num_warps = _arguments(o, gate, weight, eps)
+        loops = max(1, triton.cdiv(blocks * G, PROGRAMS))
+        programs = triton.cdiv(blocks, loops)
+        parts = torch.empty(programs, *weight.shape, dtype=torch.float32, device=o.device)
+        arguments |= {"p_dy": dy.contiguous(), "p_do": do, "p_dgate": do if dgate is None else dgate}
+        arguments |= {"p_dweight": parts, "loops": loops}
+        assert dweight is not None
+        run = [Launch(gated_norm_backward_kernel, (programs, G), arguments, num_warps), sum_parts(parts, dweight)]
+        replay.record(kept, "backward", [(launch, launch()) for launch in run], given, made)
+    do, dgate, dweight = made
+    assert do is not None
+    assert dweight is not None
+    return do, dgate, dweight

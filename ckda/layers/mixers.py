@@ -14,6 +14,7 @@ from ckda.layers.baselines import GRU, SoftmaxAttention
 from ckda.layers.complex_kda import RANGES, ComplexKDA
 from ckda.layers.delta_product import ComplexProduct, DeltaProduct
 from ckda.layers.gated_delta import GatedDeltaNet, SeparateGates
+from ckda.layers.sign_factor import SignFactor
 from ckda.layers.state_space import RWKV7, Mamba2, Mamba3
 
 __all__ = ["MIXERS", "Mixer", "build_mixer"]
@@ -53,6 +54,12 @@ MIXERS: dict[str, Mixer] = {
 } | {
     "kda-softplus": Mixer(ComplexKDA, "KDA, softplus gate", {"gate": "softplus", "beta_range": 1}),
     "kda-softplus-beta2": Mixer(ComplexKDA, "KDA, softplus gate, β to 2", {"gate": "softplus", "beta_range": 2}),
+    "kda-factor": Mixer(SignFactor, "KDA, sign factor", {"gate": "sigmoid", "beta_range": 1}),
+    "kda-beta2-factor": Mixer(SignFactor, "KDA, β to 2, sign factor", {"gate": "sigmoid", "beta_range": 2}),
+    "kda-softplus-factor": Mixer(SignFactor, "KDA, softplus gate, sign factor", {"gate": "softplus", "beta_range": 1}),
+    "kda-softplus-beta2-factor": Mixer(
+        SignFactor, "KDA, softplus gate, β to 2, sign factor", {"gate": "softplus", "beta_range": 2}
+    ),
     "ckda-separate": Mixer(SeparateGates, "Complex KDA, erase and write apart", {"gate": "signed", "erase_range": 2}),
     "gdn2": Mixer(SeparateGates, "GDN-2", {"gate": "sigmoid", "erase_range": 1}),
     "gdn2-erase2": Mixer(SeparateGates, "GDN-2, erase to 2", {"gate": "sigmoid", "erase_range": 2}),
@@ -94,9 +101,10 @@ def build_mixer(name: str, d_model: int, num_heads: int, head_dim: int, **option
         >>> build_mixer("s4", 8, 1, 8)
         Traceback (most recent call last):
         ValueError: there is no mixer 's4'; there are kda, kda-beta2, kda-signed, ckda, kda-softplus, kda-softplus-beta2,
-        ckda-separate, gdn2, gdn2-erase2, deltanet, deltanet-beta2, gdn, gdn-beta2, deltaproduct1, deltaproduct2-beta1,
-        deltaproduct2, deltaproduct3, deltaproduct4, deltaproduct2-wide, ckda-product2, gated-deltaproduct2,
-        gated-deltaproduct3, rwkv7, mamba2, mamba3, attention, gru
+        kda-factor, kda-beta2-factor, kda-softplus-factor, kda-softplus-beta2-factor, ckda-separate, gdn2, gdn2-erase2,
+        deltanet, deltanet-beta2, gdn, gdn-beta2, deltaproduct1, deltaproduct2-beta1, deltaproduct2, deltaproduct3,
+        deltaproduct4, deltaproduct2-wide, ckda-product2, gated-deltaproduct2, gated-deltaproduct3, rwkv7, mamba2, mamba3,
+        attention, gru
     """
     if name not in MIXERS:
         raise ValueError(f"there is no mixer {name!r}; there are {', '.join(MIXERS)}")

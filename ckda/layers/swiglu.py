@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from ckda.layers.node import one_node
 from ckda.ops.call import other_derivative
 from ckda.ops.triton import HAS_TRITON
 
@@ -32,18 +33,19 @@ def _kernels(a: Tensor) -> Any:
     return swiglu_kernels
 
 
-@torch.library.custom_op("ckda::swiglu", mutates_args=())
 def _forward(a: Tensor, b: Tensor) -> Tensor:
     kernels = _kernels(a)
     return (silu(a) * b).contiguous() if kernels is None else kernels.forward(a, b)
 
 
-@_forward.register_fake
+_forward_op = torch.library.custom_op("ckda::swiglu", mutates_args=())(_forward)
+
+
+@_forward_op.register_fake
 def _(a: Tensor, b: Tensor) -> Tensor:
     return torch.empty_like(a, memory_format=torch.contiguous_format)
 
 
-@torch.library.custom_op("ckda::swiglu_backward", mutates_args=())
 def _backward(dy: Tensor, a: Tensor, b: Tensor) -> list[Tensor]:
     """[da, db]."""
     kernels = _kernels(a)
@@ -51,7 +53,10 @@ def _backward(dy: Tensor, a: Tensor, b: Tensor) -> list[Tensor]:
     return [grad.contiguous() for grad in run(dy, a, b)]
 
 
-@_backward.register_fake
+_backward_op = torch.library.custom_op("ckda::swiglu_backward", mutates_args=())(_backward)
+
+
+@_backward_op.register_fake
 def _(dy: Tensor, a: Tensor, b: Tensor) -> list[Tensor]:
     return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (a, b)]
 
@@ -77,6 +82,7 @@ def _vmap(info: Any, in_dims: tuple, *tensors: Tensor) -> tuple[Tensor, int]:
 
 
 torch.library.register_vmap("ckda::swiglu", _vmap)
+_node = one_node(torch.ops.ckda.swiglu, _forward, torch.ops.ckda.swiglu_backward, _backward)
 
 
 def swiglu(a: Tensor, b: Tensor) -> Tensor:
@@ -88,5 +94,5 @@ def swiglu(a: Tensor, b: Tensor) -> Tensor:
     """
     fits = a.is_cuda and a.dtype == b.dtype and a.shape == b.shape
     if fits and not torch.compiler.is_compiling() and not other_derivative():
-        return torch.ops.ckda.swiglu(a, b)
+        return _node(a, b)
     return silu(a) * b

@@ -1,11 +1,14 @@
 """The kernels of :mod:`ckda.layers.swiglu`, whose formulas they compute in float32, BLOCK elements a program."""
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ckda.ops.triton.launch import launch
+from ckda.ops.triton import replay
+from ckda.ops.triton.launch import Launch
 
 __all__ = ["backward", "forward", "swiglu_backward_kernel", "swiglu_forward_kernel"]
 
@@ -34,19 +37,29 @@ def swiglu_backward_kernel(p_dy, p_a, p_b, p_da, p_db, num, BLOCK: tl.constexpr)
     tl.store(p_db + o_i, (b_dy * b_a * b_s).to(p_db.dtype.element_ty), mask=o_i < num)
 
 
+def _run(name: str, kernel: Any, given: dict[str, Tensor], out: tuple[str, ...]) -> list[Tensor]:
+    """Launch on the tensors given, by the kernel's names; the tensors made, of the same shape."""
+    first = next(iter(given.values()))
+    num = first.numel()
+    if not num:
+        return [torch.empty_like(first) for _ in out]
+    kept = replay.kept_for("swiglu", [*given.values()])
+    made = replay.rerun(kept, name, [*given.values()])
+    if made is None:
+        tidy = {key: x.contiguous() for key, x in given.items()}
+        made = [torch.empty(x.shape, dtype=first.dtype, device=first.device) for x in (first,) * len(out)]
+        arguments = tidy | dict(zip(out, made, strict=True)) | {"num": num, "BLOCK": BLOCK}
+        launch = Launch(kernel, (triton.cdiv(num, BLOCK),), arguments, num_warps=4)
+        replay.record(kept, name, [(launch, launch())], [*given.values()], made)
+    return made  # type: ignore[return-value]
+
+
 def forward(a: Tensor, b: Tensor) -> Tensor:
     """silu(a) * b."""
-    a, b = a.contiguous(), b.contiguous()
-    y, num = torch.empty_like(a), a.numel()
-    if num:
-        launch(swiglu_forward_kernel, (triton.cdiv(num, BLOCK),), a, b, y, num, BLOCK=BLOCK)
-    return y
+    return _run("forward", swiglu_forward_kernel, {"p_a": a, "p_b": b}, ("p_y",))[0]
 
 
 def backward(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """As :func:`ckda.layers.swiglu.torch_backward`."""
-    dy, a, b = dy.contiguous(), a.contiguous(), b.contiguous()
-    da, db, num = torch.empty_like(a), torch.empty_like(b), a.numel()
-    if num:
-        launch(swiglu_backward_kernel, (triton.cdiv(num, BLOCK),), dy, a, b, da, db, num, BLOCK=BLOCK)
+    da, db = _run("backward", swiglu_backward_kernel, {"p_dy": dy, "p_a": a, "p_b": b}, ("p_da", "p_db"))
     return da, db

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ckda.page import empty_figure
+
 if TYPE_CHECKING:
     from ckda.lm.commands.eval import Scores
     from ckda.lm.comparison import Comparison, Run
@@ -14,7 +16,6 @@ __all__ = [
     "comparison_figure",
     "label_of",
     "needle_figure",
-    "new_figure",
     "speed_figure",
     "tasks_figure",
     "training_figure",
@@ -33,16 +34,6 @@ ARM_STYLE = {
 }
 
 
-def new_figure(**options: Any) -> Any:
-    """A figure that needs no display."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(layout="constrained", **options)
-    FigureCanvasAgg(figure)
-    return figure
-
-
 def _style(arm: str) -> tuple[str, str, str]:
     return ARM_STYLE.get(arm, (arm, "#7a4fa3", "-."))
 
@@ -59,7 +50,7 @@ def label_of(arm: str) -> str:
 
 def training_figure(result: "TrainResult") -> Any:
     """One run: training loss of every update, held-out loss where it was measured, learning rate below."""
-    figure = new_figure(figsize=(7.2, 4.4))
+    figure = empty_figure(figsize=(7.2, 4.4))
     top, low = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     rows = [row for row in result.log if row.loss is not None]
     tokens, held = [row.tokens / 1e6 for row in rows], result.validations
@@ -91,7 +82,7 @@ def _curves(axes: Any, runs: "Sequence[Run]", keep: Callable[[float], bool]) -> 
 def comparison_figure(result: "Comparison") -> Any:
     """Held-out loss against tokens (fig:val_curves): left the whole training, right where each arm's seeds end."""
     runs = [run for run in result.runs if run.held_out]
-    figure = new_figure(figsize=(11.0, 4.4))
+    figure = empty_figure(figsize=(11.0, 4.4))
     left, right = figure.subplots(1, 2)
     most = max(t for run in runs for t, _ in run.held_out)
     _curves(left, runs, lambda t: t > 0.04 * most)
@@ -114,7 +105,7 @@ def speed_figure(result: "Comparison") -> Any:
     for run in result.runs:
         if run.tokens_per_second:
             seen.setdefault(run.arm, run)
-    figure = new_figure(figsize=(8.6, 0.6 + 0.42 * max(2, len(seen))))
+    figure = empty_figure(figsize=(8.6, 0.6 + 0.42 * max(2, len(seen))))
     left, right = figure.subplots(1, 2, sharey=True)
     labels = [label_of(arm) for arm in seen]
     colours = [_style(arm)[1] for arm in seen]
@@ -132,7 +123,7 @@ def needle_figure(result: "Needles") -> Any:
     """Accuracy by task and length as a heat map (tab:fwedu-1p3b-niah)."""
     tasks, lengths = list(result.accuracy), list(next(iter(result.accuracy.values())))
     values = [[100 * result.accuracy[task][n] for n in lengths] for task in tasks]
-    figure = new_figure(figsize=(1.8 + 0.9 * len(lengths), 1.2 + 0.5 * len(tasks)))
+    figure = empty_figure(figsize=(1.8 + 0.9 * len(lengths), 1.2 + 0.5 * len(tasks)))
     axes = figure.subplots()
     axes.imshow(values, cmap="Blues", vmin=0, vmax=100, aspect="auto")
     for y, row in enumerate(values):
@@ -153,7 +144,7 @@ def tasks_figure(result: "Scores") -> Any:
         name = "acc_norm" if "acc_norm" in measures else "acc"
         if name in measures:
             rows.append((task, 100 * measures[name], 100 * measures.get(f"{name}_stderr", 0.0)))
-    figure = new_figure(figsize=(6.4, 0.8 + 0.32 * max(1, len(rows))))
+    figure = empty_figure(figsize=(6.4, 0.8 + 0.32 * max(1, len(rows))))
     axes = figure.subplots()
     axes.barh([r[0] for r in rows], [r[1] for r in rows], xerr=[r[2] for r in rows], color="#16548c", ecolor="#5c6b7a")
     axes.invert_yaxis()

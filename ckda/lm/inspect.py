@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from ckda import transition
-from ckda.command import add_common_arguments, every, filled, make_folder, one_line, pick_device, positive
+from ckda.command import every, filled, make_folder, pick_device
 from ckda.layers.complex_kda import ComplexKDA
 from ckda.layers.delta_product import DeltaProduct
 from ckda.layers.gated_delta import SeparateGates
 from ckda.lm.data import TokenStore
-from ckda.lm.figures import new_figure
 from ckda.lm.models import config_of, load_model, text_tokenizer
 from ckda.models import ComplexKDAForCausalLM
+from ckda.page import empty_figure
 from ckda.record import environment, read_json, write_json
 
 __all__ = ["Checkpoint", "Inspection", "Layer", "LayerUse", "Question", "gate_use", "inspect_figure", "rotates", "run"]
@@ -341,7 +341,7 @@ def inspect_figure(result: Inspection) -> Any:
     Below: quantiles of gates and learning rates by layer at the last checkpoint."""
     from matplotlib.colors import PowerNorm
 
-    figure = new_figure(figsize=(11, 6.6))
+    figure = empty_figure(figsize=(11, 6.6))
     grid = figure.add_gridspec(2, 6)
     checkpoints = result.checkpoints
     last = checkpoints[-1].layers
@@ -385,25 +385,6 @@ def _bands(axes: Any, layers: Sequence[int], quantiles: Sequence[list[float]]) -
 # The command ----------------------------------------------------------------------------------------------------------
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``ckda inspect lm``."""
-    add_common_arguments(parser, "runs/inspect-lm")
-    add = parser.add_argument
-    more = "; several are drawn over time"
-    add("paths", metavar="PATH", nargs="*", help=f"a model folder, a checkpoint, or a run (all its checkpoints){more}")
-    add("--tokens", help="a folder of `ckda lm prepare`")
-    add("--split", help="of the tokens (default: held_out where there is one)")
-    add("--text", help="a text file instead, with the model's tokenizer")
-    add("--tokenizer", help="for --text (default: the one beside the model)")
-    add("--length", type=positive, default=Question.length, help="tokens a sequence (default: %(default)s)")
-    add("--sequences", type=positive, default=Question.sequences, help="how many (default: %(default)s)")
-    add(
-        "--sample", type=positive, default=Question.sample, help="tokens a sequence to decompose (default: %(default)s)"
-    )
-    add("--mixer", help="for weights in flash-linear-attention's layout, as ckda")
-
-
-@one_line
 def run_command(args: argparse.Namespace) -> int:
     """Look, write, draw, tell."""
     if args.smoke:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["Log", "NotFinite", "Row", "read_log"]
 
 
+_PATIENCE = 5.0  # seconds without a log line
+
+
 class NotFinite(RuntimeError):
     """The loss or the gradient stopped being a number."""
 
@@ -88,7 +91,7 @@ class Log:
         self.pending: list[tuple[int, float, Tensor, Tensor]] = []
         self.sent: list[tuple[list[tuple[int, float]], Tensor, Moment]] = []
         self.rows: list[Row] = []
-        self.since, self.step = Moment(device), trainer.step
+        self.since, self.step, self.begun = Moment(device), trainer.step, trainer.step
         if not self.world.main:
             return
         trainer.out.mkdir(parents=True, exist_ok=True)
@@ -107,6 +110,14 @@ class Log:
         """Remember an update; nothing is read."""
         self.pending.append((step, lr, loss, norm))
 
+    def is_due(self, step: int) -> bool:
+        """Every `log_every` updates; alone on a CPU, where an update may take long, also after the first and then by the clock."""
+        if step % self.trainer.recipe.log_every == 0:
+            return True
+        if self.world.size > 1 or self.world.device.type != "cpu":
+            return False
+        return step == self.begun + 1 or time.perf_counter() - self.since.time > _PATIENCE
+
     def send(self) -> None:
         """Start the way of the pending values to the host, and log those that were sent before."""
         if self.pending:
@@ -115,7 +126,8 @@ class Log:
             table = torch.stack([losses, norms]).to("cpu", non_blocking=True)
             self.sent.append(([(step, lr) for step, lr, *_ in self.pending], table, Moment(self.world.device)))
             self.pending = []
-        while len(self.sent) > 1:
+        ahead = 1 if self.world.device.type == "cuda" else 0  # elsewhere nothing is queued
+        while len(self.sent) > ahead:
             self._read(*self.sent.pop(0))
 
     def read_all(self) -> None:

@@ -18,7 +18,7 @@ from ckda.lm.prepare import end_token, load_tokenizer
 from ckda.models import ComplexKDAConfig, ComplexKDAForCausalLM, ladder
 from ckda.record import read_json
 
-__all__ = ["TINY", "config_of", "export", "load_model", "text_tokenizer"]
+__all__ = ["TINY", "config_of", "export", "load_model", "text_tokenizer", "unfinished"]
 
 #: a size for smoke runs, beside those of the ladder: it trains in seconds on a CPU
 TINY: dict[str, Any] = {
@@ -60,8 +60,14 @@ def config_of(name: str, **changes: Any) -> ComplexKDAConfig:
         return _configuration(name, read_json(path) | changes)
     size, colon, arm = name.partition(":")
     if not colon:
-        raise ValueError(f"the model is {name!r}; it may be SIZE:ARM as 47M:ckda or tiny:kda, or a JSON configuration")
-    if size == "tiny" and arm in ladder.ARMS:
+        sizes = ", ".join(("tiny", *ladder.CONFIGS))
+        raise ValueError(
+            f"the model is {name!r}; it may be SIZE:ARM with a size of {sizes} and an arm of {', '.join(ladder.ARMS)}, or a "
+            "JSON configuration"
+        )
+    if size == "tiny":
+        if arm not in ladder.ARMS:
+            raise ValueError(f"there is no model tiny:{arm}; there are {', '.join(f'tiny:{a}' for a in ladder.ARMS)}")
         return ComplexKDAConfig(**TINY | ladder.ARMS[arm] | changes)
     return ladder.build(size, arm, **changes)
 
@@ -146,6 +152,17 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype = torch
             p.data = p.data.to(dtype)
     moved: Any = model
     return moved.to(device).eval()
+
+
+def unfinished(path: str | Path) -> str | None:
+    """A sentence where a training run is not finished and its newest checkpoint stands in for the model; else None."""
+    path = Path(path)
+    if (path / "config.json").is_file() or (path / "model").is_dir() or not (path / "training.json").is_file():
+        return None
+    done, steps = checkpoint.steps_of(path / "checkpoints"), read_json(path / "training.json")["recipe"]["steps"]
+    if not done:
+        raise ValueError(f"{path} is a training run without a checkpoint yet: nothing of it can be loaded")
+    return f"{path} is not finished: this is its checkpoint of update {done[-1]} of {steps}"
 
 
 def text_tokenizer(path: str | Path, given: str | None = None) -> Any:

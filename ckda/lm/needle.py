@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ckda.command import add_common_arguments, every, filled, make_folder, one_line, pick_names, positive
-from ckda.lm.commands import ModelChoice, add_model_arguments, choose_model
+from ckda.command import every, filled, make_folder, pick_names, pick_whole
+from ckda.lm.commands import ModelChoice, choose_model
 from ckda.lm.extras import require
 from ckda.lm.figures import needle_figure
 from ckda.record import environment, write_json
@@ -264,28 +264,13 @@ def run(
     return Needles(choice.name, wanted.builder, wanted.samples, wanted.seed, trained, cells, where)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``ckda needle``."""
-    add_common_arguments(parser, "runs/needle")
-    add_model_arguments(parser)
-    add = parser.add_argument
-    add("--tasks", default=",".join(KINDS), help="with commas (default: %(default)s)")
-    add("--lengths", default="1024,2048,4096,8192", help="in tokens (default: %(default)s)")
-    add("--samples", type=positive, default=Haystacks.samples, help="prompts a cell (default: %(default)s)")
-    add("--max-new", type=positive, default=Haystacks.max_new, help="tokens the model may answer with")
-    add("--batch", type=positive, default=Haystacks.batch, help="prompts at once (default: %(default)s)")
-    add("--text", help="file of running text for the haystack (not for S-NIAH-1)")
-    add("--builder", choices=["own", "lm-eval"], default="own", help="who writes the prompts")
-
-
-@one_line
 def run_command(args: argparse.Namespace) -> int:
     """Ask, score, draw, tell."""
     out, text = make_folder(args.out), Path(args.text).read_text(errors="replace") if args.text else None
     if args.smoke:
         args.lengths, args.samples, args.max_new, text = "1024", 2, 8, text or GRASS
     tasks = tuple(pick_names(args.tasks, tuple(KINDS), {}, "--tasks"))
-    wanted = filled(Haystacks, args, tasks=tasks, lengths=tuple(map(int, args.lengths.split(","))), text=text)
+    wanted = filled(Haystacks, args, tasks=tasks, lengths=pick_whole(args.lengths, "--lengths"), text=text)
     began, say = time.perf_counter(), every(0, args.json)
 
     def show(task: str, length: int, accuracy: float, fraction: float) -> None:

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["World", "blocks_of", "join", "spread"]
+from ckda.ops.context import Context
+
+__all__ = ["World", "blocks_of", "join", "share_time", "spread"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,23 @@ def join(device: str) -> World:
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
     return World(rank, size, place)
+
+
+def share_time(world: World, ranks: int) -> Context | None:
+    """The context that this rank is in where `ranks` neighbours share the time axis of their sequences; None for one.
+
+    The ranks are a mesh of two axes, ("data", "context"): along the first they read different sequences, along the second
+    different parts of the same. Weights are spread over both, see :func:`spread`.
+    """
+    if ranks < 1 or world.size % ranks:
+        raise ValueError(f"context is {ranks}; it must divide the number of ranks, {world.size}")
+    if ranks == 1:
+        return None
+    from torch.distributed.device_mesh import init_device_mesh
+
+    shape = (world.size // ranks, ranks)
+    mesh = init_device_mesh(world.device.type, shape, mesh_dim_names=("data", "context"))
+    return Context(mesh["context"].get_group())
 
 
 def blocks_of(model: nn.Module) -> nn.ModuleList:

@@ -1,10 +1,10 @@
-"""What a training run is: a recipe of plain numbers, its learning-rate schedule, and the arithmetic of its cost."""
+"""What a training run is: a recipe of plain numbers, its learning-rate schedule, and what a device can do at most."""
 
 import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["PEAK_FLOPS", "Recipe", "flops_per_token", "peak_flops"]
+__all__ = ["PEAK_FLOPS", "Recipe", "peak_flops"]
 
 #: dense bf16 tensor-core peak by device name, FLOP/s (vendors' data sheets, without sparsity)
 PEAK_FLOPS = {"H200": 989.4e12, "H100 PCIe": 756e12, "H100": 989.4e12, "A100": 312e12, "B200": 2250e12, "L40S": 362e12}
@@ -113,38 +113,3 @@ def peak_flops(name: str) -> float | None:
         (989400000000000.0, None)
     """
     return next((value for key, value in PEAK_FLOPS.items() if key in name), None)
-
-
-def flops_per_token(model: Any, length: int) -> float:
-    """Model FLOPs of one trained token, forward and backward: 6 a matmul weight, plus what the mixers do with tokens.
-
-    Attention counts 6 H dh T a layer (its causal half, or its window), a recurrent layer three times its 7 K V a head in the
-    recurrent form (decay, read, write, read out), whatever a chunked kernel spends. The embedding's look-up is free; the
-    output head counts, tied or not.
-
-    Example:
-        >>> from ckda.models import ComplexKDAForCausalLM, ladder
-        >>> import torch
-        >>> with torch.device("meta"):
-        ...     model = ComplexKDAForCausalLM(ladder.build("47M", "ckda"))
-        >>> round(flops_per_token(model, 2048) / 1e6)
-        294
-    """
-    from torch import nn
-
-    from ckda.models.mixers import ATTENTION
-
-    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    weights = sum(p.numel() for p in model.parameters() if p.dim() == 2 and id(p) not in tables)
-    head = model.get_output_embeddings().weight
-    weights += head.numel() if id(head) in tables else 0
-    config = model.config
-    width, mixing = config.num_heads * config.head_dim, 0
-    for mixer in config.mixers():
-        if mixer in ATTENTION:
-            seen = min(length, 2 * config.sliding_window) if ATTENTION[mixer].windowed else length
-            mixing += 6 * width * seen
-        else:
-            updates = config.num_updates if "product" in mixer else 1
-            mixing += 21 * width * (config.head_v_dim or config.head_dim) * updates
-    return float(6 * weights + mixing)

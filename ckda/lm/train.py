@@ -26,11 +26,14 @@ from torch import Tensor, nn
 from ckda.lm import checkpoint
 from ckda.lm.data import Sampler, TokenStore
 from ckda.lm.log import Log, NotFinite, Row
-from ckda.lm.parallel import World, blocks_of, spread
-from ckda.lm.recipe import Recipe, flops_per_token
+from ckda.lm.parallel import World, blocks_of, share_time, spread
+from ckda.lm.recipe import Recipe
 from ckda.lm.replay import Replay
+from ckda.models.ladder import flops_per_token
+from ckda.models.loss import IGNORED, next_token_labels
+from ckda.ops.context import Context
 
-__all__ = ["NotFinite", "Options", "Outcome", "Trainer", "make_batch", "prefetched", "why_eager"]
+__all__ = ["NotFinite", "Options", "Outcome", "Trainer", "make_batch", "own_part", "prefetched", "why_eager"]
 
 #: why a run may stop before its end; where ranks differ, the later in this list counts
 REASONS = (None, "time limit", "SIGUSR1", "SIGTERM", "SIGINT")
@@ -45,6 +48,7 @@ class Options:
 
     parallel: str = "auto"  #: "auto" | "none" | "ddp" | "fsdp"
     gather: str = "fp32"  #: the dtype FSDP moves weights in: "fp32" | "bf16"
+    context: int = 1  #: neighbouring ranks that share the time axis of their sequences
     compile: bool = False  #: every layer through torch.compile
     graph: bool = True  #: record forward and backward as a CUDA graph where that can be, see :func:`why_eager`
     checkpointing: bool = False  #: recompute activations in the backward pass
@@ -93,12 +97,17 @@ class Trainer:
         options: Options = Options(),  # noqa: B008 - frozen
     ):
         self.recipe, self.out, self.world, self.options = recipe, Path(out), world, options
-        self.micro, self.num_micro = recipe.micro_batches(world.size)
+        self.context = share_time(world, options.context)
+        self.readers, self.reader = world.size // options.context, world.rank // options.context
+        self.micro, self.num_micro = recipe.micro_batches(self.readers)
+        if recipe.length % options.context:
+            raise ValueError(f"context is {options.context}; it must divide the length of a sequence, {recipe.length}")
         self.train_data = Sampler(TokenStore(data), recipe.length, recipe.seed, recipe.documents)
         held_out = TokenStore(data, "held_out")
         if len(held_out) < recipe.length and world.main:
             print(
-                f"no validation: {data} holds out {len(held_out)} tokens, fewer than one sequence of {recipe.length}",
+                f"no validation: {data} holds out {len(held_out)} tokens, fewer than one sequence of {recipe.length}; "
+                "a shorter --length, or `ckda lm prepare --held-out 0.1`, makes room for one",
                 file=sys.stderr,
             )
         self.eval_data = (
@@ -174,7 +183,7 @@ class Trainer:
         manifest = checkpoint.read_manifest(path, verify=False)
         if manifest["key"] != self.recipe.key():
             differ = differing(self.recipe.key(), manifest["key"])
-            raise ValueError(f"{path} is of another run: {', '.join(differ)} differ; choose another --out, or --fresh")
+            raise ValueError(f"{path} is of another run: {', '.join(differ)}; choose another --out, or --fresh")
         self._load(path, manifest)
 
     def branch(self, path: Path) -> None:
@@ -183,7 +192,7 @@ class Trainer:
         theirs = Recipe.of(manifest["recipe"]).trunk_key()
         differ = differing(self.recipe.trunk_key(), theirs)
         if differ:
-            raise ValueError(f"{path} cannot be branched from: {', '.join(differ)} differ from the trunk's")
+            raise ValueError(f"{path} cannot be branched from: {', '.join(differ)}")
         if self.recipe.branch != manifest["step"]:
             raise ValueError(f"branch is {self.recipe.branch}, but {path} is of update {manifest['step']}")
         self._load(path, manifest)
@@ -193,17 +202,15 @@ class Trainer:
             raise ValueError(f"{path} was trained on other tokens than {self.train_data.store.folder}")
         differ = differing(self._config(), manifest["config"], but=HOW)
         if differ:
-            raise ValueError(
-                f"{path} is of another model: {', '.join(differ)} differ; choose another --out, or --fresh"
-            )
+            raise ValueError(f"{path} is of another model: {', '.join(differ)}; choose another --out, or --fresh")
         checkpoint.load(path, self.tensors(), self.world)
         self._set_count(manifest["step"])
 
     # Batches ----------------------------------------------------------------------------------------------------------
 
     def numbers(self, step: int, part: int) -> np.ndarray:
-        """The sample numbers of this rank's micro-batch `part` of update `step`."""
-        first = step * self.recipe.batch + (part * self.world.size + self.world.rank) * self.micro
+        """The sample numbers of this rank's micro-batch `part` of update `step`; a context's ranks have the same."""
+        first = step * self.recipe.batch + (part * self.readers + self.reader) * self.micro
         return np.arange(first, first + self.micro)
 
     def batches(self, first: int, last: int) -> Iterator[dict[str, Any]]:
@@ -212,13 +219,16 @@ class Trainer:
             total = self.train_data.num_targets(np.arange(self.recipe.batch) + step * self.recipe.batch)
             for part in range(self.num_micro):
                 numbers = self.numbers(step, part)
-                yield make_batch(self.train_data, numbers, share=self.train_data.num_targets(numbers) / total)
+                share = self.train_data.num_targets(numbers) / total
+                yield own_part(make_batch(self.train_data, numbers, share), self.context)
 
     # The loop ---------------------------------------------------------------------------------------------------------
 
     def forward(self, batch: dict[str, Any], **options: Any) -> Tensor:
         """The mean loss of a micro-batch."""
         inputs = {k: v.to(self.world.device, non_blocking=True) for k, v in batch.items() if k != "share"}
+        if self.context is not None:
+            options["context"] = self.context
         half = self.recipe.dtype == "bf16"
         with torch.autocast(self.world.device.type, torch.bfloat16) if half else nullcontext():
             return self.model(**inputs, **options).loss
@@ -276,7 +286,7 @@ class Trainer:
                 late = time.perf_counter() - began > self.options.time_limit
                 last = self.step == recipe.steps
                 stopped = self._agree(None if last else signalled() or ("time limit" if late else None))
-                if self.step % recipe.log_every == 0:
+                if log.is_due(self.step):
                     log.send()
                 if last or self.step % recipe.eval_every == 0:
                     self._validate(log)
@@ -308,11 +318,12 @@ class Trainer:
         parts = [np.arange(i, min(i + self.micro, count)) for i in range(0, count, self.micro)]
         total = torch.zeros(2, dtype=torch.float64, device=self.world.device)
         self.model.eval()
-        for i in range(self.world.rank, -(-len(parts) // self.world.size) * self.world.size, self.world.size):
+        for i in range(self.reader, -(-len(parts) // self.readers) * self.readers, self.readers):
             # past the end nothing is counted, but every rank takes part in FSDP's collectives
             numbers = parts[i % len(parts)]
-            targets = data.num_targets(numbers) if i < len(parts) else 0
-            loss = self.forward(make_batch(data, numbers), use_cache=False, logits_to_keep=1)
+            batch = own_part(make_batch(data, numbers), self.context)
+            targets = data.num_targets(numbers) * batch["share"] if i < len(parts) else 0.0
+            loss = self.forward(batch, use_cache=False, logits_to_keep=1)
             total += torch.stack([loss.double() * targets, torch.full_like(loss, targets, dtype=torch.float64)])
         self.model.train()
         summed, targets = self.world.sum(total).tolist()
@@ -367,6 +378,18 @@ def make_batch(data: Sampler, numbers: np.ndarray, share: float = 1.0) -> dict[s
     labels[0, starts] = -100
     cu_seqlens = torch.tensor([*starts, labels.numel()], dtype=torch.int32)
     return {"input_ids": tokens.reshape(1, -1), "labels": labels, "cu_seqlens": cu_seqlens, "share": share}
+
+
+def own_part(batch: dict[str, Any], context: Context | None) -> dict[str, Any]:
+    """A micro-batch's tokens of this rank, where the ranks of `context` share its time axis. Labels are moved by one before they
+    are cut: the token after a rank's last is another rank's. `share` becomes that of the rank's own predicted tokens."""
+    if context is None:
+        return batch
+    labels = next_token_labels(batch["labels"], batch.get("cu_seqlens"))
+    own = context.part(labels)
+    share = batch["share"] * int((own != IGNORED).sum()) / int((labels != IGNORED).sum())
+    cut = {"input_ids": context.part(batch["input_ids"]), "shift_labels": own, "share": share}
+    return cut if "cu_seqlens" not in batch else cut | {"cu_seqlens": batch["cu_seqlens"]}
 
 
 @contextmanager
@@ -459,8 +482,14 @@ def _adamw(named: dict[str, nn.Parameter], recipe: Recipe, device: torch.device)
 
 
 def differing(ours: dict[str, Any], theirs: dict[str, Any], but: Sequence[str] = ()) -> list[str]:
-    """The names whose values are not the same."""
-    return [name for name, value in ours.items() if name not in but and theirs.get(name) != value]
+    """What is not the same, each with both values.
+
+    Example:
+        >>> differing({"lr": 0.1, "steps": 30}, {"lr": 0.1, "steps": 60})
+        ['steps is 60 there and 30 here']
+    """
+    names = [name for name, value in ours.items() if name not in but and theirs.get(name) != value]
+    return [f"{name} is {theirs.get(name)} there and {ours[name]} here" for name in names]
 
 
 def _flops(model: nn.Module, length: int) -> float | None:

@@ -26,6 +26,9 @@ __all__ = ["TrainResult", "Training", "recipe_for", "run"]
 #: without another word, one update in so many warms up, and no more than the size's own number
 WARMUP = 20
 
+#: what a toy trains with, unless it is told otherwise: an update takes a moment on a CPU
+TINY_RECIPE: dict[str, Any] = {"length": 256, "batch": 8, "eval_tokens": 1 << 14}
+
 Show = Callable[[Row], None]
 Say = Callable[[str], None]
 
@@ -130,6 +133,8 @@ def recipe_for(
     if rung is not None:
         own |= {"length": rung.context, "batch": rung.batch_sequences[0], "lr": rung.learning_rate[0]}
         own |= {"warmup": rung.warmup_steps, "schedule": rung.schedule}
+    elif model.partition(":")[0] == "tiny":
+        own |= TINY_RECIPE
     if branch is not None:
         trunk = checkpoint.read_manifest(Path(branch), verify=False)
         own |= {name: trunk["recipe"][name] for name in ("length", "batch", "lr", "warmup")}
@@ -171,6 +176,8 @@ def run(
     world.wait()
     config = config_of(training.model, backend=training.backend)
     if not training.fresh and (known := _known(out, training.recipe, config)) is not None:
+        if world.main:
+            say(f"{out} is complete: told again, not trained again (--fresh trains anew)")
         return known if world.main else None
     store = TokenStore(training.data)
     if training.verify and world.main:
@@ -184,6 +191,8 @@ def run(
     if world.main and tokenizer.is_file():
         write_bytes(out / "tokenizer.json", tokenizer.read_bytes())
     _begin(trainer, training, say if world.main else lambda text: None)
+    if world.main:
+        say(_opening(training, trainer, len(store)))
     began, first = time.perf_counter(), trainer.step
     outcome = trainer.run(show if world.main else lambda row: None)
     seconds = time.perf_counter() - began
@@ -216,6 +225,16 @@ def run(
     return result
 
 
+def _opening(training: Training, trainer: Trainer, tokens: int) -> str:
+    """The first line: what is trained, on how much, and how often it sees each token."""
+    recipe, size = training.recipe, sum(p.numel() for p in trainer.plain.parameters())
+    asked = recipe.steps * recipe.tokens_per_step
+    return (
+        f"{training.model}, {size / 1e6:.2f} M parameters: {recipe.steps} updates of {recipe.batch} x {recipe.length} tokens, "
+        f"{asked:,} in all, {asked / tokens:.2g} epochs of the {tokens:,} there are"
+    )
+
+
 def _known(out: Path, recipe: Recipe, config: ComplexKDAConfig) -> TrainResult | None:
     """The result of an equal run that is already complete; a complete run of something else is not to be replaced."""
     try:
@@ -227,7 +246,7 @@ def _known(out: Path, recipe: Recipe, config: ComplexKDAConfig) -> TrainResult |
     differ = differing(recipe.key(), known.key) + differing(json.loads(config.to_json_string()), known.config, but=HOW)
     if differ:
         raise ValueError(
-            f"{out} holds a complete run of another kind: {', '.join(differ)} differ; choose another --out, "
+            f"{out} holds a complete run of another kind: {', '.join(differ)}; choose another --out, "
             "or --fresh to replace it"
         )
     return known

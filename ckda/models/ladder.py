@@ -5,10 +5,22 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from ckda.models.config import ComplexKDAConfig
+from ckda.models.mixers import ATTENTION
 
-__all__ = ["ARMS", "CONFIGS", "Rung", "Total", "build", "num_parameters", "parameter_table", "totals"]
+__all__ = [
+    "ARMS",
+    "CONFIGS",
+    "Rung",
+    "Total",
+    "build",
+    "flops_per_token",
+    "num_parameters",
+    "parameter_table",
+    "totals",
+]
 
 #: what is compared: arm -> what it sets in the configuration. The spreads and SiLU choices are those of tab:lm_res.
 ARMS: dict[str, dict[str, Any]] = {
@@ -235,6 +247,36 @@ def num_parameters(config: ComplexKDAConfig) -> int:
     with torch.device("meta"):
         model = ComplexKDAForCausalLM(config)
     return sum(p.numel() for p in model.parameters())
+
+
+def flops_per_token(model: Any, length: int) -> float:
+    """Model FLOPs of one trained token, forward and backward: 6 a matmul weight, plus what the mixers do with tokens.
+
+    Attention counts 6 H dh T a layer (its causal half, or its window), a recurrent layer three times its 7 K V a head in the
+    recurrent form (decay, read, write, read out), whatever a chunked kernel spends. The embedding's look-up is free; the
+    output head counts, tied or not.
+
+    Example:
+        >>> from ckda.models import ComplexKDAForCausalLM
+        >>> with torch.device("meta"):
+        ...     model = ComplexKDAForCausalLM(build("47M", "ckda"))
+        >>> round(flops_per_token(model, 2048) / 1e6)
+        294
+    """
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    weights = sum(p.numel() for p in model.parameters() if p.dim() == 2 and id(p) not in tables)
+    head = model.get_output_embeddings().weight
+    weights += head.numel() if id(head) in tables else 0
+    config = model.config
+    width, mixing = config.num_heads * config.head_dim, 0
+    for mixer in config.mixers():
+        if mixer in ATTENTION:
+            seen = min(length, 2 * config.sliding_window) if ATTENTION[mixer].windowed else length
+            mixing += 6 * width * seen
+        else:
+            updates = config.num_updates if "product" in mixer else 1
+            mixing += 21 * width * (config.head_v_dim or config.head_dim) * updates
+    return float(6 * weights + mixing)
 
 
 class Total(NamedTuple):

@@ -21,6 +21,7 @@ from ckda.models.cache import ModelCache
 from ckda.models.config import ComplexKDAConfig
 from ckda.models.loss import linear_cross_entropy, next_token_labels
 from ckda.models.mixers import ATTENTION, build_mixer
+from ckda.ops.context import Context
 from ckda.record import write_text
 
 __all__ = ["Block", "ComplexKDAForCausalLM", "ComplexKDAModel", "SwiGLU"]
@@ -70,19 +71,21 @@ class Block(GradientCheckpointingLayer):
         angles: tuple[Tensor, Tensor] | None = None,
         sight: Sight | None = None,
         past_key_values: ModelCache | None = None,
+        context: Context | None = None,
     ) -> Tensor:
         """x [B, T, d] -> [B, T, d].
 
         Args:
             cu_seqlens: [N + 1] of packed sequences, B = 1.
             attention_mask: bool [B, T], False at padding, for a recurrent mixer. angles, sight: for attention.
+            context: the ranks that share the time axis.
         """
         y = self.mixer_norm(x)
         layer: Any = None if past_key_values is None else past_key_values.layers[self.index]
         if isinstance(self.mixer, Attention):
             y = self.mixer(y, angles, sight, layer)
         elif layer is None:
-            y = self.mixer(y, cu_seqlens=cu_seqlens, attention_mask=attention_mask)
+            y = self.mixer(y, cu_seqlens=cu_seqlens, attention_mask=attention_mask, context=context)
         else:
             y = layer.run(self.mixer, y, attention_mask)
         x = x + y
@@ -165,6 +168,7 @@ class ComplexKDAModel(ComplexKDAPreTrainedModel):
         use_cache: bool | None = None,
         cu_seqlens: Tensor | None = None,
         output_hidden_states: bool | None = None,
+        context: Context | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """As every model of transformers, and cu_seqlens [N + 1] for packed sequences (B = 1).
@@ -174,19 +178,24 @@ class ComplexKDAModel(ComplexKDAPreTrainedModel):
             position_ids: [B, T] for the rotary positions; by default counted from each sequence's first token.
             past_key_values: a cache to carry on with, whatever use_cache says.
             use_cache: make a new one; by default only outside training, and as the configuration says.
+            context: the ranks that share the time axis; the tokens are this rank's part then, cu_seqlens is over all of them.
         """
         _refuse_unknown(kwargs)
+        if context is not None:
+            self._check_context(past_key_values, use_cache, attention_mask)
+            use_cache = False
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         x = x.to(autocast_dtype(x.device) or x.dtype)
         cache = self._cache(past_key_values, use_cache, cu_seqlens)
-        context = self._context(x, attention_mask, position_ids, cache, cu_seqlens)
+        arguments = self._arguments(x, attention_mask, position_ids, cache, cu_seqlens, context)
         hidden: list[Any] = []
         for mixer, layer in zip(self.mixers, self.layers, strict=True):
             if output_hidden_states:
                 hidden.append(x)
-            x = layer(x, past_key_values=cache, **context[mixer in ATTENTION and ATTENTION[mixer].windowed])
+            own = arguments[mixer in ATTENTION and ATTENTION[mixer].windowed]
+            x = layer(x, past_key_values=cache, context=context, **own)
         x = self.norm(x)
         return BaseModelOutputWithPast(
             last_hidden_state=x,
@@ -210,13 +219,26 @@ class ComplexKDAModel(ComplexKDAPreTrainedModel):
             raise ValueError(f"past_key_values is a {type(given).__name__}; it must be a ModelCache of ckda.models")
         return ModelCache(self.config) if given is None else given
 
-    def _context(
+    def _check_context(
+        self, past_key_values: ModelCache | None, use_cache: bool | None, attention_mask: Tensor | None
+    ) -> None:
+        """Refuse what cannot be spread over ranks."""
+        if past_key_values is not None or use_cache:
+            raise ValueError("context is given with a cache; ranks share one pass over the whole sequence, without one")
+        attention = sorted({mixer for mixer in self.mixers if mixer in ATTENTION})
+        if attention and attention_mask is not None:
+            raise ValueError(
+                f"context and attention_mask are given, but {', '.join(attention)} would need all ranks' masks"
+            )
+
+    def _arguments(
         self,
         x: Tensor,
         attention_mask: Tensor | None,
         position_ids: Tensor | None,
         cache: ModelCache | None,
         cu_seqlens: Tensor | None,
+        context: Context | None,
     ) -> dict[bool, dict[str, Any]]:
         """The blocks' arguments, for those without and those with a window."""
         B, T = x.shape[:2]
@@ -229,12 +251,19 @@ class ComplexKDAModel(ComplexKDAPreTrainedModel):
             shared["attention_mask"] = padding[:, seen:]
         kinds = {ATTENTION[mixer] for mixer in self.mixers if mixer in ATTENTION}
         if any(kind.rope for kind in kinds):
-            if position_ids is None:
+            if position_ids is None and context is not None:
+                whole = context.piece_length(T) * context.num_pieces
+                position_ids = context.part(_positions(whole, 0, x.device, None, cu_seqlens))
+            elif position_ids is None:
                 position_ids = _positions(T, seen, x.device, padding, cu_seqlens)
             shared["angles"] = rotary(position_ids, self.config.head_dim, self.config.rope_theta)
         result = {False: shared, True: shared}
         for windowed in {kind.windowed for kind in kinds}:
             window = self.config.sliding_window if windowed else None
+            if context is not None:
+                sight = Sight.over_ranks(T, context, device=x.device, window=window, cu_seqlens=cu_seqlens)
+                result[windowed] = shared | {"sight": sight}
+                continue
             sight = Sight.causal(
                 T,
                 device=x.device,
@@ -317,6 +346,7 @@ class ComplexKDAForCausalLM(ComplexKDAPreTrainedModel, GenerationMixin):
         num_items_in_batch: Tensor | int | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
+        context: Context | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple:
         """The logits, and with labels the loss.
@@ -327,12 +357,16 @@ class ComplexKDAForCausalLM(ComplexKDAPreTrainedModel, GenerationMixin):
                 labels that are moved already, instead.
             num_items_in_batch: what the summed loss is divided by (default: the labels that count).
             logits_to_keep: only the last so many positions (0: all), or the positions named.
+            context: the ranks that share the time axis, see :meth:`ComplexKDAModel.forward`; labels must be shift_labels then, for
+                the next token may be another rank's. The loss is the mean over this rank's tokens.
 
         Returns:
             In training with labels the logits are None: the loss is computed chunk by chunk and they never exist at once.
         """
         shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
         _refuse_unknown(kwargs)
+        if context is not None and labels is not None:
+            raise ValueError("labels are given with a context; give shift_labels: the next token may be another rank's")
         out = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -342,6 +376,7 @@ class ComplexKDAForCausalLM(ComplexKDAPreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             cu_seqlens=cu_seqlens,
             output_hidden_states=output_hidden_states,
+            context=context,
         )
         hidden = out.last_hidden_state
         loss: Any = None

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ckda.ops.call import Call, check_call, check_values
-from ckda.ops.dispatch import BACKENDS, Choice, apply, choose, choose_step, full_precision
+from ckda.ops.call import Call, check_call, check_step, check_values
+from ckda.ops.dispatch import BACKENDS, Choice, apply, choose, choose_step, find_step, full_precision
 
 __all__ = ["BACKENDS", "complex_kda", "complex_kda_step", "validate", "which_backend"]
 
@@ -70,16 +70,8 @@ def complex_kda(
         q, k, v, g, beta, sign, A_log, dt_bias, erase, write, initial_state, cu_seqlens,
         gate, beta_range, normalize_qk, scale, output_final_state, backend,
     )  # fmt: skip
-    check_call(call)
-    if q.device.type == "cpu" and not torch.compiler.is_compiling() and not _mapped(call):
-        check_values(call)
-    o, state = apply(call, choose(call).backend)
+    o, state = apply(call)
     return o, state if output_final_state else None
-
-
-def _mapped(call: Call) -> bool:
-    """Whether vmap is at work, so that values cannot be read."""
-    return any(x is not None and torch._C._functorch.is_batchedtensor(x) for x in call.tensors)
 
 
 def which_backend(*args: Any, step: bool = False, **options: Any) -> Choice:
@@ -91,7 +83,9 @@ def which_backend(*args: Any, step: bool = False, **options: Any) -> Choice:
         reference: named by the caller
     """
     if step:
-        return choose_step(_one_token(*args, **options))
+        call = _one_token(*args, **options)
+        check_step(call)
+        return choose_step(call)
     call = Call(*args, **options)
     check_call(call)
     return choose(call)
@@ -111,6 +105,9 @@ def validate(*args: Any, **options: Any) -> None:
     check_values(call)
 
 
+_NOT_IN_A_STEP = ("initial_state", "output_final_state", "cu_seqlens")
+
+
 def _one_token(
     q: Tensor,
     k: Tensor,
@@ -121,28 +118,15 @@ def _one_token(
     inplace: bool = False,
     **options: Any,
 ) -> Call:
-    """The arguments of :func:`complex_kda_step` as a call of one token, checked."""
-    for name in ("initial_state", "output_final_state", "cu_seqlens"):
+    """The arguments of :func:`complex_kda_step` as a call, without the time axis."""
+    for name in _NOT_IN_A_STEP:
         if name in options:
             raise ValueError(
                 f"{name} is given to complex_kda_step; it must not be: one token goes from `state` to the next"
             )
-    for name, x, rank in (("q", q, 3), ("k", k, 3), ("v", v, 3), ("g", g, 3), ("state", state, 4)):
-        if not isinstance(x, Tensor):
-            raise ValueError(f"{name} is {x!r}; it must be a tensor")
-        if x.dim() != rank:
-            raise ValueError(f"the rank of {name} is {x.dim()} (shape {list(x.shape)}); it must be {rank} in one step")
-    if inplace and torch.is_grad_enabled() and state.requires_grad:
+    if inplace and torch.is_grad_enabled() and isinstance(state, Tensor) and state.requires_grad:
         raise ValueError("state requires a gradient; it must not with inplace=True")
-
-    def at_time(x: Any) -> Any:
-        return x.unsqueeze(1) if isinstance(x, Tensor) else x
-
-    options |= {name: at_time(options[name]) for name in ("sign", "erase", "write") if name in options}
-    options |= {"initial_state": state, "output_final_state": True}
-    call = Call(*map(at_time, (q, k, v, g, beta)), **options)
-    check_call(call)
-    return call
+    return Call(q, k, v, g, beta, initial_state=state, output_final_state=True, **options)
 
 
 def complex_kda_step(
@@ -175,6 +159,6 @@ def complex_kda_step(
         (torch.Size([1, 2, 4]), torch.Size([1, 2, 4, 4]))
     """
     call = _one_token(q, k, v, g, beta, state, inplace, **options)
+    backend, kept = find_step(call)
     with full_precision(q.device):
-        o, following = choose_step(call).backend.forward(call, inplace)
-    return o.squeeze(1), following
+        return backend.forward(call, inplace, *backend.kept(kept))

@@ -6,7 +6,7 @@ The public layout is [B, T, HV, D]; inside, heads stand before time: [B, HV, T, 
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,13 +16,17 @@ from ckda.ops.gate import GATES, beta_from_logit, gate_alpha, gate_backward, sig
 
 __all__ = [
     "MAX_WIDTH",
+    "NUM_TENSORS",
     "Call",
     "Gradients",
     "Norms",
     "Prepared",
     "Raw",
+    "at_time",
     "check_call",
+    "check_step",
     "check_values",
+    "is_exporting",
     "other_derivative",
     "prepare",
     "prepare_backward",
@@ -59,7 +63,7 @@ class Call(NamedTuple):
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
         """The fields that are tensors or None: all before `gate`."""
-        return tuple(self)[: self._fields.index("gate")]  # type: ignore[return-value]
+        return self[:NUM_TENSORS]  # type: ignore[return-value]
 
     @property
     def needs_gradient(self) -> bool:
@@ -94,6 +98,14 @@ class Call(NamedTuple):
     def start_state(self) -> Tensor:
         """[N, HV, K, V] the initial state in the state's dtype, zeros where none is given."""
         return self.zero_state() if self.initial_state is None else self.initial_state.to(self.state_dtype)
+
+
+NUM_TENSORS = Call._fields.index("gate")  #: the fields before it are tensors, or None
+
+
+def is_exporting() -> bool:
+    """Whether torch.export traces; under torch.compile, torch.compiler.is_exporting() itself is True in torch 2.11."""
+    return torch.compiler._is_exporting_flag
 
 
 def other_derivative() -> bool:
@@ -388,6 +400,28 @@ def check_call(call: Call) -> None:
     _check_shapes(call)
     _check_dtypes(call)
     _check_devices(call)
+
+
+def at_time(call: Call) -> Call:
+    """One token of decoding, a call without the time axis, as one of T = 1."""
+
+    def timed(name: str) -> Any:
+        x = getattr(call, name)
+        return x.unsqueeze(1) if isinstance(x, Tensor) else x
+
+    per_token = ("q", "k", "v", "g", "beta", "sign", "erase", "write")
+    return call._replace(**{name: timed(name) for name in per_token})
+
+
+def check_step(call: Call) -> None:
+    """:func:`check_call` for one token of decoding, a call without the time axis."""
+    for name, rank in (("q", 3), ("k", 3), ("v", 3), ("g", 3), ("initial_state", 4)):
+        x, shown = getattr(call, name), "state" if name == "initial_state" else name
+        if not isinstance(x, Tensor):
+            raise ValueError(f"{shown} is {x!r}; it must be a tensor")
+        if x.dim() != rank:
+            raise ValueError(f"the rank of {shown} is {x.dim()} (shape {list(x.shape)}); it must be {rank} in one step")
+    check_call(at_time(call))
 
 
 def check_values(call: Call) -> None:

@@ -6,7 +6,7 @@ The choice is made once a call, here, from device, dtype and shape: never by bat
 alone and in a batch. The name of what was chosen then travels with the call (:attr:`ckda.ops.call.Call.backend`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import NoneType
@@ -17,9 +17,35 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ckda.ops import chunked, fla, reference, triton
-from ckda.ops.call import Call, Gradients, other_derivative
+from ckda.ops.call import (
+    NUM_TENSORS,
+    Call,
+    Gradients,
+    check_call,
+    check_step,
+    check_values,
+    is_exporting,
+    other_derivative,
+)
 
-__all__ = ["BACKENDS", "STEPS", "Backend", "Choice", "apply", "choose", "choose_step", "full_precision"]
+__all__ = [
+    "BACKENDS",
+    "STEPS",
+    "Backend",
+    "Choice",
+    "Route",
+    "apply",
+    "check",
+    "choose",
+    "choose_step",
+    "find_step",
+    "forget",
+    "full_precision",
+    "is_plain",
+    "is_watched",
+    "signature",
+    "without_transforms",
+]
 
 
 @dataclass(frozen=True)
@@ -27,15 +53,23 @@ class Backend:
     """One way to compute the operator.
 
     A backend with `backward` is run as one custom op, which saves what `forward` returns as its third value; without
-    it, `forward` is plain differentiable torch code that returns (o, state).
+    it, `forward` is plain differentiable torch code that returns (o, state). One that `keeps` gets a dictionary as the last
+    argument of both, for what calls of one signature share.
     """
 
     name: str
     refuses: Callable[[Call], str | None]  #: why it cannot serve the call, or None
     forward: Callable[..., tuple]
-    backward: Callable[[Call, list[Tensor], Tensor, Tensor | None], Gradients] | None = None
+    backward: Callable[..., Gradients] | None = (
+        None  #: of the call, what was saved, do, and the state's gradient or None
+    )
     saved_like: Callable[[Call], list[Tensor]] | None = None  #: empty tensors of the shapes that `forward` saves
     reads_output: bool = False  #: whether `backward` wants o as the last of what was saved
+    keeps: bool = False
+
+    def kept(self, kept: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        """The last argument of `forward` and `backward`, if there is one."""
+        return (kept,) if self.keeps else ()
 
 
 class Choice(NamedTuple):
@@ -53,7 +87,7 @@ def _serves_all(call: Call) -> str | None:
 
 
 def _triton(form: str, refuses: Callable[[Call], str | None]) -> Backend:
-    return Backend(form, refuses, triton.forward, triton.backward, triton.saved_like, reads_output=True)
+    return Backend(form, refuses, triton.forward, triton.backward, triton.saved_like, reads_output=True, keeps=True)
 
 
 def _by_name(*backends: Backend) -> dict[str, Backend]:
@@ -70,9 +104,10 @@ BACKENDS = _by_name(
     Backend("fla", fla.refuses, fla.forward),
 )
 
-#: what runs complex_kda_step; `forward` takes the call, and whether to write into its state
+#: what runs complex_kda_step; `forward` takes the call, without the time axis, and whether to write into its state
 STEPS = _by_name(
-    Backend("reference", _serves_all, reference.step), Backend("triton-recurrent", triton.refuses_step, triton.step)
+    Backend("reference", _serves_all, reference.step),
+    Backend("triton-recurrent", triton.refuses_step, triton.step, keeps=True),
 )
 
 
@@ -122,6 +157,101 @@ def choose_step(call: Call) -> Choice:
     return Choice(STEPS["triton-recurrent"], "one token is one kernel on a CUDA device")
 
 
+class Route(NamedTuple):
+    """How calls of one signature run: by what, and what that keeps of one call for the next."""
+
+    backend: Backend
+    kept: dict[str, Any]
+
+
+_ROUTES: dict[tuple, Route] = {}
+MAX_ROUTES = 1024  # lengths without end
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def signature(call: Call) -> tuple | None:
+    """What checks, choice and launches depend on: calls of one signature differ in values, strides and addresses alone.
+
+    None where an argument is not what it should be, or more than a plain tensor. The options' types count, for True is 1.
+    """
+    kinds: list[Any] = []
+    for x in call.tensors:
+        if x is None:
+            kinds.append(None)
+        elif type(x) in _PLAIN:
+            kinds += (x.shape, x.dtype, x.device)
+        else:
+            return None
+    options = call[NUM_TENSORS:]
+    return (*kinds, *options, *map(type, options))
+
+
+def find_route(call: Call) -> Route:
+    """How the call runs, once it is checked."""
+    return _route(check, choose, call)
+
+
+def find_chosen(call: Call) -> Route:
+    """The same for a call that carries the name of what was chosen."""
+    return _route(_is_checked, _chosen, call)
+
+
+def find_step(call: Call) -> Route:
+    """The same for one token of decoding, a call without the time axis."""
+    if is_watched():
+        check_step(call)
+        return Route(choose_step(call).backend, {})
+    return _route(check_step, choose_step, call)
+
+
+def _route(check: Callable[[Call], Any], choice: Callable[[Call], Choice], call: Call) -> Route:
+    """A signature is checked and chosen for once, where the host's time counts."""
+    key = signature(call) if _is_hurried(call) else None
+    key = None if key is None else (choice, call.needs_gradient, *key)
+    try:
+        route = None if key is None else _ROUTES.get(key)
+    except TypeError:  # an option without a hash is a wrong one
+        key = route = None
+    if route is None:
+        check(call)
+        route = Route(choice(call).backend, {})
+        if key is not None:
+            if len(_ROUTES) >= MAX_ROUTES:
+                _ROUTES.clear()
+            _ROUTES[key] = route
+    return route
+
+
+def _is_hurried(call: Call) -> bool:
+    """Whether the host's time counts: on a GPU, which works on meanwhile."""
+    return isinstance(call.q, Tensor) and call.q.is_cuda
+
+
+def check(call: Call) -> None:
+    """All that can be seen without waiting for a GPU."""
+    check_call(call)
+    if call.q.device.type == "cpu" and not torch.compiler.is_compiling() and not _is_mapped(call):
+        check_values(call)
+
+
+def _is_checked(call: Call) -> None:
+    pass
+
+
+def _chosen(call: Call) -> Choice:
+    return Choice(BACKENDS[call.backend], "chosen before")
+
+
+def _is_mapped(call: Call) -> bool:
+    """Whether vmap is at work, so that values cannot be read."""
+    return any(x is not None and torch._C._functorch.is_batchedtensor(x) for x in call.tensors)
+
+
+def forget() -> None:
+    """Drop all that was kept of earlier calls."""
+    _ROUTES.clear()
+
+
 # The operator as one node ----------------------------------------------------------------------------------------------
 #
 # A registered custom op with fake, autograd and vmap rules; the backend is one of its arguments. Plain tensors outside
@@ -136,7 +266,7 @@ def _in_schema(kind: Any) -> str:
 
 
 _SCHEMA = ", ".join(f"{_in_schema(kind)} {name}" for name, kind in get_type_hints(Call).items())
-_TENSORS = Call._fields[: Call._fields.index("gate")]
+_TENSORS = Call._fields[:NUM_TENSORS]
 
 
 #: asked once: torch.compile cannot trace the question
@@ -154,12 +284,28 @@ def _empty_state(call: Call) -> Tensor:
     return call.v.new_empty(0, dtype=call.state_dtype)
 
 
+def run_forward(call: Call, route: Route) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+    """o, the final state (None, where the backend does not make one unasked), and what the backward pass reads again."""
+    with full_precision(call.q.device):
+        return route.backend.forward(call, *route.backend.kept(route.kept))
+
+
+def run_backward(call: Call, saved: list[Tensor], do: Tensor, dstate: Tensor | None) -> Gradients:
+    """The gradients of :func:`run_forward`."""
+    backend, kept = find_chosen(call)
+    assert backend.backward is not None
+    with full_precision(do.device):
+        return backend.backward(call, saved, do, dstate, *backend.kept(kept))
+
+
 def _forward(*arguments: Any) -> list[Tensor]:
     """[o, state or empty, *saved]."""
     *fields, save = arguments
     call = Call(*fields)
-    o, state, saved = BACKENDS[call.backend].forward(call)
-    return [o, state if call.output_final_state else _empty_state(call), *(saved if save else ())]
+    o, state, saved = run_forward(call, find_chosen(call))
+    if state is None or not call.output_final_state:
+        state = _empty_state(call)
+    return [o, state, *(saved if save else ())]
 
 
 _forward_op = torch.library.custom_op(
@@ -183,11 +329,7 @@ def _forward_fake(*arguments: Any) -> list[Tensor]:
 
 def _backward(do: Tensor, dstate: Tensor | None, saved: list[Tensor], *arguments: Any) -> list[Tensor]:
     """The gradients that are not None, in the order of :class:`Gradients`."""
-    call = Call(*arguments)
-    backward = BACKENDS[call.backend].backward
-    assert backward is not None
-    with full_precision(do.device):
-        return [grad for grad in backward(call, saved, do, dstate) if grad is not None]
+    return [grad for grad in run_backward(Call(*arguments), saved, do, dstate) if grad is not None]
 
 
 _backward_op = torch.library.custom_op(
@@ -233,17 +375,21 @@ def _setup_context(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
     ctx.options = call[num:]
 
 
-def _autograd(ctx: Any, grads: Sequence[Tensor | None], run: Callable = torch.ops.ckda.complex_kda_backward) -> tuple:
-    num = len(_TENSORS)
+def _kept_by(ctx: Any) -> tuple[Call, list[Tensor]]:
+    """The call and what was saved for its backward pass."""
     kept = ctx.saved_tensors  # read once: gradient checkpointing allows no second time
-    tensors, saved = kept[:num], list(kept[num:])
-    call = Call(*tensors, *ctx.options)
+    return Call(*kept[:NUM_TENSORS], *ctx.options), list(kept[NUM_TENSORS:])
+
+
+def _autograd(ctx: Any, grads: Sequence[Tensor | None]) -> tuple:
+    call, saved = _kept_by(ctx)
     if not ctx.has_saved:
-        saved = [*_forward(*call, True)[2:], *saved]
+        with torch.no_grad():  # by the op: a compiler does not look at its kernels
+            saved = [*torch.ops.ckda.complex_kda(*call, True)[2:], *saved]
     do, dstate = grads[0], grads[1]
     if do is None:
         do = torch.zeros_like(call.v)
-    results = run(do.contiguous(), dstate, saved, *call)
+    results = torch.ops.ckda.complex_kda_backward(do.contiguous(), dstate, saved, *call)
     by_name = dict(zip(_differentiable(call), results, strict=True))
     return *(by_name.get(name) for name in _TENSORS), *(None for _ in ctx.options), None
 
@@ -296,46 +442,80 @@ def _refuse_other_derivatives(call: Call) -> None:
 
 
 class _Direct(torch.autograd.Function):
-    """The same node without the dispatcher."""
+    """The same node without the dispatcher, on the tensors of a call that also comes whole, and the route it takes.
+
+    There is a second output, the final state, only where it is asked for.
+    """
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        outputs = _forward(*arguments)
-        _setup_context(ctx, arguments, outputs)
-        return outputs[0], outputs[1]
+    def forward(ctx: Any, call: Call, route: Route, *tensors: Tensor | None) -> Any:
+        o, state, saved = run_forward(call, route)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *saved, *((o,) if route.backend.reads_output else ()))
+        ctx.options, ctx.has_saved = call[NUM_TENSORS:], True
+        return (o, state) if call.output_final_state else o
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        twice = torch.is_grad_enabled()  # create_graph: the op says that there is no second derivative
-        return _autograd(ctx, grads, torch.ops.ckda.complex_kda_backward if twice else _backward)
+    def backward(ctx: Any, do: Tensor | None, dstate: Tensor | None = None) -> Any:
+        if torch.is_grad_enabled():  # create_graph: the op says that there is no second derivative
+            return None, None, *_autograd(ctx, (do, dstate))[:NUM_TENSORS]
+        call, saved = _kept_by(ctx)
+        if do is None:
+            do = torch.zeros_like(call.v)
+        x = run_backward(call, saved, do.contiguous(), dstate)
+        rest = (x.A_log, x.dt_bias, x.erase, x.write, x.initial_state)
+        return None, None, x.q, x.k, x.v, x.g, x.beta, None, *rest, None
 
 
-def _is_plain(call: Call) -> bool:
-    """Whether nothing watches or replaces the tensors: no compiler, no transform, no mode, no subclass, no shape alone."""
+def is_watched() -> bool:
+    """Whether a compiler, a transform, a mode or a derivative in forward mode looks on: then the op itself must be seen."""
     return (
-        not torch.compiler.is_compiling()
-        and not call.q.is_meta
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and torch._C._len_torch_dispatch_stack() == 0
-        and all(type(x) in (Tensor, torch.nn.Parameter) for x in call.tensors if x is not None)
+        torch.compiler.is_compiling()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+        or forward_ad._current_level >= 0
     )
 
 
-def apply(call: Call, backend: Backend) -> tuple[Tensor, Tensor]:
-    """o and the final state (which may be empty unless asked for), by the backend that was chosen."""
-    fields: list[Any] = [*call]
-    fields[-1] = backend.name
-    call = Call(*fields)
-    with full_precision(call.q.device):
-        if backend.backward is None:
+def is_plain(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether nothing watches or replaces the tensors: no compiler, no transform, no mode, no subclass, no shape alone."""
+    return not is_watched() and all(x is None or _is_itself(x) for x in tensors)
+
+
+def _is_itself(x: Tensor) -> bool:
+    return type(x) in _PLAIN and not x.is_meta and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+def without_transforms(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """`function.apply` for plain tensors: what torch does before it for torch.func's transforms costs as much as the node."""
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
+
+
+_direct = without_transforms(_Direct)
+
+
+def apply(call: Call) -> tuple[Tensor, Tensor | None]:
+    """o and the final state (which may be missing or empty unless asked for), by the backend that is chosen."""
+    if is_watched():
+        check(call)
+        route = Route(choose(call).backend, {})
+    else:
+        route = find_route(call)
+    backend = route.backend
+    call = Call(*call[:-1], backend.name)
+    if backend.backward is None:
+        with full_precision(call.q.device):
             return backend.forward(call)
+    # how many tensors are saved depends on T, which an exported program may leave open: it computes them again
+    needed = call.needs_gradient and not is_exporting()
+    if not is_plain(call.tensors):
         _refuse_other_derivatives(call)
-        # how many tensors are saved depends on T, which an exported program may leave open: it computes them again
-        needed = call.needs_gradient and not torch.compiler.is_exporting()
-        if not _is_plain(call):
+        with full_precision(call.q.device):
             outputs = torch.ops.ckda.complex_kda(*call, needed)
-        elif needed:
-            outputs = _Direct.apply(*call, True)
-        else:
-            outputs = _forward(*call, False)
+    elif not needed:
+        outputs = run_forward(call, route)
+    elif call.output_final_state:
+        outputs = _direct(call, route, *call.tensors)
+    else:
+        return _direct(call, route, *call.tensors), None
     return outputs[0], outputs[1]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ckda import transition
-from ckda.ops.call import Call, Prepared, Raw, prepare
+from ckda.ops.call import Call, Prepared, Raw, at_time, prepare
 
 __all__ = ["forward", "step"]
 
@@ -50,9 +50,9 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def step(call: Call, inplace: bool) -> tuple[Tensor, Tensor]:
-    """One token from `call.initial_state`: o [B, 1, HV, V] and the next state, in the same memory if `inplace`."""
-    o, following = forward(call)
+    """One token, without the time axis: o [B, HV, V] and the next state, in the memory of the given one if `inplace`."""
+    o, following = forward(at_time(call))
     if inplace:
         assert call.initial_state is not None
         following = call.initial_state.copy_(following.detach())
-    return o, following
+    return o.squeeze(1), following

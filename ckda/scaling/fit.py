@@ -7,7 +7,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 from .law import FORMS, PARAMETERS, compute, optimal_allocation, optimal_loss, readable, skaling_loss
 from .solver import Problem, Roles, solve
@@ -383,6 +382,8 @@ def _improve_each(tables: Sequence[Table], theta: Array, settings: Settings, fix
 
 def _polish(problem: Problem, theta: Array, settings: Settings) -> Array:
     """scipy's trust-region least squares from the batch's optimum [G, 7]; kept where it is lower still."""
+    from scipy.optimize import least_squares  # half a second that only a fit needs
+
     roles, num_arms = settings.roles, len(theta)
     free, shared = list(roles.free), list(roles.shared)
     mask = problem.weight > 0

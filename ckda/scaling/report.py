@@ -1,5 +1,6 @@
 """Fits as text: tables in the paper's form, ours above the paper's."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,13 @@ if TYPE_CHECKING:
 __all__ = ["comparison_text", "coverage_text", "fit_text", "prediction_text"]
 
 _COLUMNS = ("E", "A", "alpha", "B", "beta", "k", "c")
+_SHORT = {"held-out error": "held out"}
+WIDTH = 80  #: of a terminal, in characters; every table fits
+
+
+def wrapped(text: str) -> str:
+    """The text in lines that fit."""
+    return "\n".join(textwrap.wrap(text, WIDTH))
 
 
 def grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -67,17 +75,21 @@ def fit_text(fitted: Fit, level: float = LEVEL) -> str:
 
 
 def comparison_text(title: str, rows: Sequence[Entry], summary: Mapping[str, Check]) -> str:
-    """Two lines per arm, ours and the paper's; then the worst difference of each column against its limit."""
-    by = {(row.arm, row.column): row for row in rows}
-    lines: list[list[str]] = []
-    for arm in dict.fromkeys(row.arm for row in rows):
-        mine = [by[arm, column] for column in summary]
-        lines.append([arm, "ours", *(with_interval(r.column, r.ours, r.low, r.high) for r in mine)])
-        theirs = [(r.column, float(r.paper), *(r.paper_interval or (None, None))) for r in mine]
-        lines.append(["", "paper", *(with_interval(*one) for one in theirs)])
+    """An arm's name, then a line a column, ours beside the paper's; then each column's worst difference and its limit."""
+    found = [row for row in rows if row.column in summary]
+    lines = []
+    for row in found:
+        ours = [number(row.column, value) for value in (row.ours, row.low, row.high)]
+        theirs = [number(row.column, v) for v in (float(row.paper), *(row.paper_interval or (None, None)))]
+        lines.append([f"  {_SHORT.get(row.column, row.column)}", *ours, *theirs])
+    header, *body = grid(["", "ours", "low", "high", "paper", "low", "high"], lines).splitlines()
+    beside, arm = [header], ""
+    for row, line in zip(found, body, strict=True):
+        beside += [line] if row.arm == arm else [row.arm, line]
+        arm = row.arm
     judged = [
         [
-            column,
+            _SHORT.get(column, column),
             f"{check.worst:.2g} {check.kind}",
             f"{check.limit:g}",
             "yes" if check.within else "NO",
@@ -86,8 +98,8 @@ def comparison_text(title: str, rows: Sequence[Entry], summary: Mapping[str, Che
         ]
         for column, check in summary.items()
     ]
-    head = ["column", "worst difference", "limit", "within", "same printed digits", "intervals overlap"]
-    return f"{title}\n\n{grid(['arm', '', *summary], lines)}\n\n{grid(head, judged)}"
+    head = ["column", "worst difference", "limit", "within", "same digits", "overlap"]
+    return "\n\n".join([wrapped(title), "\n".join(beside), grid(head, judged)])
 
 
 def prediction_text(result: "Predictions") -> str:
@@ -98,22 +110,22 @@ def prediction_text(result: "Predictions") -> str:
         parts.append(grid(["cell", "arm", "loss"], rows))
     if result.compute:
         rows = [
-            [f"{best.C:.3g}", arm, *(_plain(found[q]) for q in ("N", "D")), _text("loss", found["loss"])]
+            [*start, what, *(f"{value:{how}}" if value is not None else "" for value in (one.value, one.low, one.high))]
             for best in result.compute
             for arm, found in best.optimal.items()
+            for start, what, one, how in (
+                ([f"{best.C:.3g}", arm], "optimal N", found["N"], ".3g"),
+                (["", ""], "optimal D", found["D"], ".3g"),
+                (["", ""], "loss", found["loss"], ".4f"),
+            )
         ]
-        parts.append(grid(["FLOPs", "arm", "optimal N", "optimal D", "loss"], rows))
+        parts.append(grid(["FLOPs", "arm", "", "value", "low", "high"], rows))
     return "\n\n".join(parts)
 
 
 def coverage_text(study: Mapping[str, Any]) -> str:
-    """How often the intervals hold the truth, by level and quantity."""
-    names = list(next(iter(study["inside"].values())))
-    rows = [[f"{float(level):.0%}", *(f"{row[n]:.3f}" for n in names)] for level, row in study["inside"].items()]
+    """How often the intervals hold the truth: a line a quantity, a column a level."""
+    inside = study["inside"]
+    rows = [[name, *(f"{row[name]:.3f}" for row in inside.values())] for name in next(iter(inside.values()))]
     title = f"coverage of the intervals: {study['datasets']} synthetic tables with noise {study['noise']}"
-    return f"{title}\n\n{grid(['nominal', *names], rows)}"
-
-
-def _plain(summary: Summary) -> str:
-    text = f"{summary.value:.3g}"
-    return text if summary.low is None else f"{text} [{summary.low:.3g}, {summary.high:.3g}]"
+    return f"{wrapped(title)}\n\n{grid(['nominal', *(f'{float(level):.0%}' for level in inside)], rows)}"

@@ -11,15 +11,23 @@ from typing import Any
 import flint
 
 from ckda.groups import FiniteGroup
+from ckda.theory import checker
 from ckda.theory.exact import Field
 from ckda.theory.factor_programs import Factor
 from ckda.theory.groups import SignedHouseholder
 from ckda.theory.layers import Decoded, Layer, Turn
 from ckda.theory.machines import DFA, WFA
 
-__all__ = ["FORMAT", "automaton_certificate", "group_certificate", "weighted_certificate"]
+__all__ = [
+    "FORMAT",
+    "action_certificate",
+    "automaton_certificate",
+    "follow",
+    "group_certificate",
+    "weighted_certificate",
+]
 
-FORMAT = "ckda-certificate-1"
+FORMAT = "ckda-certificate-2"
 EXAMPLE = 200  #: letters of the example that every certificate holds; 24 where answers are fractions
 
 
@@ -46,6 +54,20 @@ def group_certificate(
     }
 
 
+def follow(certificate: dict[str, Any], word: Sequence[int]) -> list[int]:
+    """The decoded element after every letter of a word, by exact arithmetic on the states of a group's heads."""
+    heads, letters = certificate["heads"], len(certificate["letters"])
+    decoders = [(checker.states(head, letters), checker.decoder_of(head)) for head in heads]
+    states, answers = [0] * len(heads), []
+    for letter in word:
+        states = [step[s][letter] for s, (step, _) in zip(states, decoders, strict=True)]
+        known = 0
+        for s, (_, decoder) in reversed(list(zip(states, decoders, strict=True))):
+            known = decoder[s][known]
+        answers.append(certificate["answer"][known])
+    return answers
+
+
 def _group(G: FiniteGroup, letters: Sequence[int], modulo: int | None) -> dict[str, Any]:
     """The part of the table that the letters need, with the elements where their product can be computed again."""
     points = all(isinstance(x, tuple) and sorted(x) == list(range(len(x))) for x in G.labels)
@@ -64,16 +86,19 @@ def _group(G: FiniteGroup, letters: Sequence[int], modulo: int | None) -> dict[s
 def _head(transitions: Sequence[SignedHouseholder | Turn], found: Decoded) -> dict[str, Any]:
     forms = [t.form if isinstance(t, Turn) else t for t in transitions]
     F, d = forms[0].key.field, len(forms[0].signs)
-    lengths = forms[0].lengths or [F(1)] * d
+    weights = [F(1) / n for n in forms[0].lengths or [F(1)] * d]
+    keys = [[x for (x,) in form.key.tolist()] for form in forms]
+    rates = [F(2) / sum((w * x * x for w, x in zip(weights, key, strict=True)), F(0)) for key in keys]
     decoder = []
     for row in found.label:
         decoder.append([int(x) for e, value in enumerate(row) if value >= 0 for x in (e, value)])
     return {
         "dimension": d,
         "field": _field(F),
-        "lengths": [_number(F, n) for n in lengths],
+        "weights": [_number(F, w) for w in weights],
         "signs": [list(form.signs) for form in forms],
-        "keys": [[_number(F, x) for (x,) in form.key.tolist()] for form in forms],
+        "keys": [[_number(F, x) for x in key] for key in keys],
+        "rates": [_number(F, rate) for rate in rates],
         "step": found.step.tolist(),
         "decoder": decoder,
     }
@@ -100,19 +125,42 @@ def automaton_certificate(
 ) -> dict[str, Any]:
     """The certificate of a DFA: the factors of every map that a block of letters can make."""
     word = _word(len(dfa.delta[0]), EXAMPLE)
-    return {
-        "format": FORMAT,
+    return _blocks(dfa, name, block, programs, beta) | {
         "kind": "dfa",
-        "name": name,
-        "alphabet": list(dfa.alphabet or ()),
         "start": dfa.initial,
         "accept": sorted(dfa.accepting),
+        "example": {"word": word, "answers": [[q, q in dfa.accepting] for q in dfa.trace(word)[1:]]},
+    }
+
+
+def action_certificate(
+    points: DFA, name: str, block: int, programs: dict[tuple[int, ...], list[Factor]], elements: Sequence[Sequence[int]]
+) -> dict[str, Any]:
+    """The certificate of a group of permutations: that of the automaton of its points, and what the elements are."""
+    word, number = _word(len(points.delta[0]), EXAMPLE), {tuple(x): i for i, x in enumerate(elements)}
+    now, answers = tuple(range(points.size)), []
+    for a in word:
+        now = tuple(points.delta[x][a] for x in now)
+        answers.append(number[now])
+    return _blocks(points, name, block, programs, 2) | {
+        "kind": "action",
+        "elements": [list(x) for x in elements],
+        "example": {"word": word, "answers": answers},
+    }
+
+
+def _blocks(
+    dfa: DFA, name: str, block: int, programs: dict[tuple[int, ...], list[Factor]], beta: Any
+) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "name": name,
+        "alphabet": list(dfa.alphabet or ()),
         "delta": [list(row) for row in dfa.delta],
         "block": block,
         "query": ["3/5", "4/5"],
         "beta": str(beta),
         "programs": [{"map": list(f), "factors": [_factor(x) for x in programs[f]]} for f in sorted(programs)],
-        "example": {"word": word, "answers": [[q, q in dfa.accepting] for q in dfa.trace(word)[1:]]},
     }
 
 

@@ -28,6 +28,7 @@ MODULES = (
     "ckda.theory.reduction",
     "ckda.theory.obstructions",
     "ckda.theory.verdicts",
+    "ckda.theory.exhaustive",
     "ckda.theory.exactness",
     "ckda.theory.group_figures",  # registers drawings
     "ckda.theory.automata",

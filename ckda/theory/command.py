@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ckda.command import add_common_arguments, pick_device, positive
+from ckda.command import make_folder, pick_device
 from ckda.groups import group, read_group
 from ckda.record import environment, read_json, write_json, write_text
 from ckda.theory import tables
@@ -20,87 +20,22 @@ from ckda.theory.claims import CLAIMS, Claim, load_claims
 from ckda.theory.figures import DRAWINGS
 from ckda.theory.verify import STATUSES, Record, passed, select, verify
 
-__all__ = ["add_arguments", "run_command"]
+__all__ = ["run_command"]
 
 SMOKE_EFFORT = 0.05
-
-
-ABOUT = {
-    "list": "the claims, one line each",
-    "verify": "check the claims; exit status 1 if one is refuted or broken",
-    "show": "explain a claim or a figure and draw it",
-    "table": "tab:theory-summary and tab:recurrence-spectrum, each cell with the check behind it",
-    "verdict": "whether one layer tracks a group: a tracker, an obstruction, or neither",
-    "compile": "a group, a DFA or a rational WFA as layers that run, with a certificate",
-    "run": "a compiled machine on a word: the answer after every letter",
-}
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The actions and their options."""
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    for name, text in ABOUT.items():
-        action = actions.add_parser(name, help=text, description=text)
-        if name == "compile":
-            _add_compile_arguments(action)
-        elif name == "run":
-            _add_run_arguments(action)
-        else:
-            add_common_arguments(action, out="runs/theory")
-        if name == "verify":
-            action.add_argument("names", nargs="*", metavar="NAME", help="labels, or beginnings of labels; none: all")
-            action.add_argument("--fresh", action="store_true", help="do not resume an interrupted run")
-        if name == "show":
-            action.add_argument("name", metavar="NAME", help="label of a claim or of a figure")
-        if name == "verdict":
-            action.add_argument("names", nargs="*", metavar="FILE|NAME", help="groups by name or file")
-            action.add_argument(
-                "--up-to", type=int, metavar="ORDER", help="every group of order up to this, at most 63"
-            )
-        if name in ("verify", "table"):
-            action.add_argument("--effort", type=float, default=1.0, help="scales the number of cases (default: 1)")
-
-
-def _add_compile_arguments(action: argparse.ArgumentParser) -> None:
-    action.add_argument(
-        "source", metavar="FILE|NAME", help="a JSON file (docs/theory.md), or a group such as A5 or SL(2,3)"
-    )
-    action.add_argument("--fresh", action="store_true", help="write the machine in the place of another")
-    action.add_argument("--out", default="runs/theory/machine", help="folder of the machine (default: %(default)s)")
-    action.add_argument(
-        "--letters", choices=("generators", "all"), default="generators", help="of a group (default: %(default)s)"
-    )
-    action.add_argument(
-        "--most-maps", type=positive, default=5000, help="limit of a DFA's lookup (default: %(default)s)"
-    )
-    action.add_argument("--json", action="store_true", help="only the result as JSON on standard output")
-
-
-def _add_run_arguments(action: argparse.ArgumentParser) -> None:
-    action.add_argument("machine", metavar="FOLDER", help="what `ckda theory compile` wrote")
-    action.add_argument("--word", required=True, help='letters by number, such as "0 2 1", or by name')
-    action.add_argument(
-        "--exact", action="store_true", help="exact arithmetic instead of the operator; weights as fractions"
-    )
-    action.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda", "mps"])
-    action.add_argument("--json", action="store_true", help="only the result as JSON on standard output")
 
 
 def run_command(args: argparse.Namespace) -> int:
     """Run one action; its exit status."""
     actions = {"list": _list, "verify": _verify, "show": _show, "table": _table}
-    try:
-        if args.action in ("compile", "run", "verdict"):
-            return {"compile": _compile, "run": _run, "verdict": _verdict}[args.action](args)
-        if args.device not in ("auto", "cpu"):
-            raise ValueError(f"--device {args.device}: the claims are checked on the CPU")
-        if args.seed:
-            raise ValueError(f"--seed {args.seed}: the checks draw the same cases every time; more of them: --effort")
-        load_claims()
-        return actions[args.action](args)
-    except (ValueError, OSError) as error:
-        print(f"ckda theory {args.action}: {error}", file=sys.stderr)
-        return 2
+    if args.action in ("compile", "run", "verdict"):
+        return {"compile": _compile, "run": _run, "verdict": _verdict}[args.action](args)
+    if args.device not in ("auto", "cpu"):
+        raise ValueError(f"--device {args.device}: the claims are checked on the CPU")
+    if args.seed:
+        raise ValueError(f"--seed {args.seed}: the checks draw the same cases every time; more of them: --effort")
+    load_claims()
+    return actions[args.action](args)
 
 
 # compile, run, verdict
@@ -110,21 +45,23 @@ def _compile(args: argparse.Namespace) -> int:
     """0: a machine was written; 1: none exists, or none is known (the sentence says which)."""
     from ckda.theory.compiler import Compile, NoRealisation, compile_machine
 
+    out = make_folder(args.out)
     try:
-        machine = compile_machine(Compile(args.source, args.letters, most_maps=args.most_maps))
+        machine = compile_machine(Compile(args.source, args.letters, most_maps=args.most_maps, layers=args.layers))
     except NoRealisation as none:
         print(json.dumps({"answer": none.kind, "reason": str(none)}) if args.json else f"{none.kind}: {none}")
         return 1
     config = machine.config
     if not args.fresh:
-        _refuse_another(Path(args.out), config["name"])
-    folder = machine.save(args.out)
+        _refuse_another(out, config["name"])
+    folder = machine.save(out)
     if args.json:
         shown = ("name", "kind", "theorem", "realisation", "layers", "heads", "beta", "lookup", "letters")
         print(json.dumps({key: config[key] for key in shown} | {"checked": machine.checked, "folder": str(folder)}))
         return 0
     print(f"{config['name']}: {config['realisation']}")
-    lines = {"theorem": config["theorem"], "beta": config["beta"], "lookup": config["lookup"]}
+    known = config["theorem"] in config["realisation"]
+    lines = ({} if known else {"theorem": config["theorem"]}) | {"beta": config["beta"], "lookup": config["lookup"]}
     lines["letters"] = ", ".join(f"{i} = {name}" for i, name in enumerate(config["letters"][:12]))
     lines |= {f"checked ({how})": text for how, text in machine.checked.items()}
     for name, text in lines.items():
@@ -138,7 +75,7 @@ def _refuse_another(folder: Path, name: str) -> None:
     place = folder / "machine.json"
     there = read_json(place).get("name") if place.exists() else name
     if there != name:
-        raise SystemExit(
+        raise ValueError(
             f"{folder} holds the machine {there}; give another --out, or --fresh to write {name} in its place"
         )
 
@@ -150,11 +87,14 @@ def _run(args: argparse.Namespace) -> int:
     word = _word(args.word, machine.config["letters"])
     device = "cpu" if args.exact else pick_device(args.device)
     answers = run(Run(machine, word, args.exact, device))
-    named = {"group": "element", "dfa": "state, accepted", "wfa": "weight"}[machine.config["kind"]]
+    named = {"group": "element", "action": "element", "dfa": "state, accepted", "wfa": "weight"}[machine.config["kind"]]
     how = "exact" if args.exact else f"operator, {device}"
     if args.json:
         print(json.dumps({"machine": machine.config["name"], "how": how, "word": word, named: answers}))
         return 0
+    if not word:
+        letters = ", ".join(f"{i} = {name}" for i, name in enumerate(machine.config["letters"][:12]))
+        print(f"the word is empty, so there is no answer; letters: {letters}")
     elements = machine.config.get("elements")
     for letter, answer in zip(word, answers, strict=True):
         shown = f"{answer} = {elements[answer]}" if elements else answer
@@ -181,6 +121,7 @@ def _verdict(args: argparse.Namespace) -> int:
         raise ValueError("name a group or a file, or give --up-to ORDER")
     if args.up_to is not None and not 1 <= args.up_to <= 63:
         raise ValueError(f"--up-to {args.up_to}: the list of groups holds the orders 1 to 63")
+    out = make_folder(args.out) if args.up_to is not None else None
     groups = []
     for name, data in map(read, args.names):
         groups.append(group(name) if data is None else read_group(data, name).group)
@@ -194,8 +135,8 @@ def _verdict(args: argparse.Namespace) -> int:
         if not args.json:
             print(found)
     result = {"environment": environment(), **counts, "groups": rows}
-    if args.up_to is not None:
-        write_json(Path(args.out) / "verdicts.json", result)
+    if out is not None:
+        write_json(out / "verdicts.json", result)
     print(json.dumps(result) if args.json else ", ".join(f"{n} {answer}" for answer, n in counts.items()))
     return 0
 
@@ -226,7 +167,7 @@ def _where(claim: Claim) -> str:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    chosen, effort, out = select(args.names, CLAIMS), _effort(args), Path(args.out)
+    chosen, effort, out = select(args.names, CLAIMS), _effort(args), make_folder(args.out)
     partial = out / "verify.partial.json"
     done = {} if args.fresh else _resumable(partial, effort)
     kept: list[Record] = []
@@ -241,10 +182,24 @@ def _verify(args: argparse.Namespace) -> int:
         records = verify(chosen, CLAIMS, effort, done, report)
     partial.unlink(missing_ok=True)
     result = _result(records, effort)
-    write_json(out / ("verify.json" if not args.names else "verify-some.json"), result)
+    path = write_json(out / _record_name(args.names, effort), result)
     if args.json:
         print(json.dumps(result))
+    else:
+        print(_closing(result, path))
     return 0 if passed(records) else 1
+
+
+def _record_name(names: list[str], effort: float) -> str:
+    """Only a whole run at full effort is verify.json: a smaller one does not take its place."""
+    return "verify-some.json" if names else "verify.json" if effort >= 1 else "verify-smoke.json"
+
+
+def _closing(result: dict[str, Any], path: Path) -> str:
+    """The last line: how many ended how, at which effort, and where it is written."""
+    counts = ", ".join(f"{result[status]} {status}" for status in STATUSES if result[status])
+    less = "" if result["effort"] >= 1 else f", at effort {result['effort']:g} of 1"
+    return f"{len(result['claims'])} claims: {counts}{less}; {result['seconds']:.0f} s. Record: {path}"
 
 
 def _result(records: list[Record], effort: float) -> dict[str, Any]:
@@ -291,7 +246,10 @@ def _line(record: Record) -> str:
         return f"{head}\n{record['error']}"
     margin = "" if record["margin"] is None else f", margin {record['margin']:.3g}"
     note = f"; {record['note']}" if record["note"] else ""
-    return f"{head}\n{'':26}{record['behind']}; {record['cases']} cases{margin}{note}"
+    tried = f"{record['cases']} cases{margin}{note}"
+    if record["effort"] < 1:  # what stands behind a claim is said of a full run
+        return f"{head}\n{'':26}{tried}, at effort {record['effort']:g}; at effort 1: {record['behind']}"
+    return f"{head}\n{'':26}{record['behind']}; {tried}"
 
 
 # show
@@ -300,13 +258,14 @@ def _line(record: Record) -> str:
 def _show(args: argparse.Namespace) -> int:
     name = args.name
     found = select([name], CLAIMS) if name not in DRAWINGS or name in CLAIMS else []
-    picture = _draw(name, Path(args.out))
+    picture = _draw(name, make_folder(args.out))
     if args.json:
         described = [{"label": x, "statement": CLAIMS[x].statement, "text": _explain(CLAIMS[x])} for x in found]
         print(json.dumps({"name": name, "claims": described, "picture": picture and str(picture)}))
         return 0
     if not found:
-        print(f"{name}\n\n{inspect.getdoc(DRAWINGS[name])}\n")
+        text = inspect.getdoc(DRAWINGS[name]) or ""
+        print(f"{text}\n" if text.startswith(name) else f"{name}\n\n{text}\n")
     for label in found:
         print(f"{label}: {CLAIMS[label].statement}\n\n{_explain(CLAIMS[label])}\n")
     print(f"drawn: {picture}" if picture else "there is no drawing of this one")
@@ -340,7 +299,7 @@ def _explain(claim: Claim) -> str:
 
 
 def _table(args: argparse.Namespace) -> int:
-    out, effort = Path(args.out), _effort(args)
+    out, effort = make_folder(args.out), _effort(args)
     records = _known(out / "verify.json")
     needed = [
         label for label in tables.labels(list(tables.TABLES.values())) if label in CLAIMS and label not in records

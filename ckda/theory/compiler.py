@@ -26,9 +26,9 @@ from ckda.theory import factor_programs as programs
 from ckda.theory.automata import check_machine, check_program
 from ckda.theory.claims import Refuted
 from ckda.theory.layers import Layer, best_query, check_layer, readouts, separation
-from ckda.theory.machines import DFA, WFA, map_matrix, regex_to_dfa
-from ckda.theory.modules import AutomatonMachine, GroupMachine, WeightedMachine, build, group_tensors
-from ckda.theory.multilayer import Clock, by_map, simulate
+from ckda.theory.machines import DFA, WFA, Permutations, map_matrix, regex_to_dfa
+from ckda.theory.modules import ActionMachine, AutomatonMachine, GroupMachine, WeightedMachine, build, group_tensors
+from ckda.theory.multilayer import Accumulator, Clock, by_map, simulate
 from ckda.theory.obstructions import find_obstruction, obstructed_letter
 from ckda.theory.verdicts import describe, find_layer
 
@@ -57,6 +57,7 @@ class Compile:
     words: int = 2  #: random words of the self-check through the operator
     length: int = 1000  #: letters of each
     most_maps: int = MOST_MAPS
+    layers: int | None = None  #: 1 or 3; None: the fewest known. One layer has no DFA or WFA
 
 
 @dataclass(frozen=True)
@@ -98,12 +99,15 @@ class Machine:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_bytes(folder / "weights.safetensors", save({k: v.contiguous() for k, v in self.tensors.items()}))
-        write_text(
-            folder / "certificate.json", json.dumps(self.certificate, sort_keys=True, separators=(",", ":")) + "\n"
-        )
+        write_text(folder / "certificate.json", certificate_text(self.certificate))
         write_text(folder / "checker.py", (files("ckda.theory") / "checker.py").read_text())
         write_json(folder / "machine.json", {**self.config, "checked": self.checked})
         return folder
+
+
+def certificate_text(certificate: dict[str, Any]) -> str:
+    """The canonical form: one machine has one certificate, byte for byte."""
+    return json.dumps(certificate, sort_keys=True, separators=(",", ":")) + "\n"
 
 
 def load(folder: str | Path) -> Machine:
@@ -134,8 +138,10 @@ def read(source: str | Path | dict[str, Any]) -> tuple[str, dict[str, Any] | Non
             data = json.loads(path.read_text())
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{source} is no JSON: {error}") from error
+        if isinstance(data, list):  # a bare table, as `ckda track` reads it
+            data = {"table": data}
         if not isinstance(data, dict):
-            raise ValueError(f"{source} holds a {type(data).__name__}; a machine is an object with names")
+            raise ValueError(f'{source} holds neither a table [[...], ...] nor an object such as {{"regex": "(ab)*"}}')
         return str(data.get("name", path.stem)), data
     return str(source), None
 
@@ -163,8 +169,12 @@ def compile_machine(config: Compile) -> Machine:
     """The smallest realisation we know, checked exactly and through the operator; :class:`NoRealisation` if there is none."""
     name, data = read(config.source)
     kind = "group" if data is None else kind_of(data)
+    if config.layers not in (None, 1, 3) or (kind != "group" and config.layers == 1):
+        raise ValueError(f"layers is {config.layers}; groups are compiled to 1 or 3, automata to 3")
     if kind == "group":
         given = _named(name) if data is None else read_group(data, name)
+        if config.layers == 3:
+            return _compile_action(config, given)
         return _compile_group(config, given, data.get("modulo") if data and "matrices" in data else None)
     assert data is not None
     if kind == "dfa":
@@ -234,9 +244,7 @@ def _fraction(text: Any) -> flint.fmpq:
 
 def _compile_group(config: Compile, given: Given, modulo: int | None) -> Machine:
     G = given.group
-    if config.letters not in ("generators", "all"):
-        raise ValueError(f"letters is {config.letters!r}; it must be 'generators' or 'all'")
-    letters = given.letters if config.letters == "generators" else list(range(G.order))
+    letters = _letters(config, given)
     layer = _layer_for(G, letters)
     try:
         layer = _without_idle_heads(layer) if len(letters) < G.order else layer
@@ -257,6 +265,16 @@ def _compile_group(config: Compile, given: Given, modulo: int | None) -> Machine
     return Machine(result.config, tensors, certificate, exact | seen)
 
 
+def _letters(config: Compile, given: Given) -> list[int]:
+    if config.letters not in ("generators", "all"):
+        raise ValueError(f"letters is {config.letters!r}; it must be 'generators' or 'all'")
+    return list(given.letters) if config.letters == "generators" else list(range(given.group.order))
+
+
+#: what one layer cannot do, or is not known to do, three can
+THREE = "three layers track every finite group (thm:multilayer): --layers 3"
+
+
 def _layer_for(G: FiniteGroup, letters: list[int]) -> Layer:
     """A layer over these letters; NoRealisation with the obstruction, or that none is known."""
     obstruction = find_obstruction(G)
@@ -264,22 +282,25 @@ def _layer_for(G: FiniteGroup, letters: list[int]) -> Layer:
         layer = find_layer(G)
         if layer is None:
             raise NoRealisation(
-                "unknown", f"{G.name}: no realisation by one layer is known here, and no obstruction applies"
+                "unknown", f"{G.name}: no realisation by one layer is known here, and no obstruction applies; {THREE}"
             )
         return layer.over(letters)
     if len(letters) == G.order:
-        raise NoRealisation("impossible", f"{G.name}: no layer tracks it, by {obstruction.label}: {obstruction.reason}")
-    pair = obstructed_letter(G, letters)
-    if pair is not None:
+        raise NoRealisation(
+            "impossible", f"{G.name}: no layer tracks it, by {obstruction.label}: {obstruction.reason}; {THREE}"
+        )
+    found = obstructed_letter(G, letters)
+    if found is not None:
+        c, t, label = found
         raise NoRealisation(
             "impossible",
-            f"{G.name}: no layer tracks it, by thm:s5-impossibility: the letter c = {_element_name(G, pair[0])} and "
-            f"t = {_element_name(G, pair[1])} give the contradiction of its proof",
+            f"{G.name}: no layer tracks it, by {label}: the letter c = {_element_name(G, c)} and "
+            f"t = {_element_name(G, t)} give the contradiction of its proof; {THREE}",
         )
     raise NoRealisation(
         "unknown",
         f"{G.name}: no layer tracks it with all elements as letters, by {obstruction.label}; whether one does with these "
-        f"letters is not known here",
+        f"letters is not known here; {THREE}",
     )
 
 
@@ -361,15 +382,106 @@ def _write_decoder(machine: GroupMachine, h: int, found: Any, query: Any) -> Non
     getattr(machine, f"start{h}")[1:].copy_(counts.cumsum(0))
 
 
+# a group by three layers
+
+
+def _compile_action(config: Compile, given: Given) -> Machine:
+    """A group on its points, or on itself where it has none: the accumulator holds the permutation as a matrix."""
+    G = given.group
+    chosen = _letters(config, given)
+    points = all(isinstance(x, tuple) and sorted(x) == list(range(len(x))) for x in G.labels)
+    elements: list[tuple[int, ...]] = [tuple(x) for x in (G.labels if points else G.table.tolist())]
+    n, m, letters = len(elements[0]), max(1, len(elements[0]) - 1), [elements[a] for a in chosen]
+    if 2 * m > 256 or G.order > config.most_maps:
+        raise NoRealisation(
+            "unknown",
+            f"{G.name}: {n} points need a buffer of width {2 * m}, at most 256, and {G.order} elements a lookup of as many "
+            f"rows, at most {config.most_maps}",
+        )
+    names = [_element_name(G, a) for a in chosen]
+    dfa = DFA(tuple(tuple(a[x] for a in letters) for x in range(n)), 0, frozenset(), tuple(names))
+    program = {f: programs.permutation_program(f) for f in _maps_of_blocks(letters, n, m)}
+    for f, factors in program.items():
+        check_program(factors, map_matrix(f), programs.CKDA, len(factors), f"the permutation {f}")
+    layers = simulate(Permutations(tuple(letters)), m=m)
+    check_machine(Permutations(tuple(letters)), random.Random(1).choices(range(len(letters)), k=6 * m), layers)
+    numbers = {
+        "kind": "action",
+        "name": G.name,
+        "letters": names,
+        "elements": [_element_name(G, a) for a in range(G.order)],
+        "identity": G.identity,
+        "states": n,
+        "width": n,
+        "columns": n,
+        "block": m,
+        "maps": G.order,
+        "blocks": len(program),
+    }
+    machine = ActionMachine(numbers)
+    _write_lookup(machine, elements, letters, program, layers.accumulator)
+    machine.rows.copy_(torch.tensor(elements, dtype=torch.float64)[:, None])
+    machine.elements.copy_(torch.tensor(elements))
+    machine.start_state.copy_(torch.eye(n))
+    facts = {
+        "theorem": "thm:multilayer",
+        "realisation": f"three layers (clock, buffer, accumulator on {n} points) in blocks of {m}",
+        "layers": 3,
+        "heads": [1, 1, 1],
+        "beta": "2, 1 or 0; gates +1 and -1",
+        "lookup": f"{G.order} elements x {len(letters)} letters, {len(program)} programs of {m} factors",
+    }
+    certificate = certificates.action_certificate(dfa, G.name, m, program, elements)
+    return _checked(config, numbers | facts, machine, certificate, f"all {len(program)} permutations of blocks", 6 * m)
+
+
+def _maps_of_blocks(letters: Sequence[tuple[int, ...]], n: int, m: int) -> list[tuple[int, ...]]:
+    """The maps of the words of m letters."""
+    maps = {tuple(range(n))}
+    for _ in range(m):
+        maps = {tuple(a[x] for x in f) for f in maps for a in letters}
+    return sorted(maps)
+
+
+def _write_lookup(
+    machine: AutomatonMachine,
+    maps: Sequence[tuple[int, ...]],
+    letters: Sequence[tuple[int, ...]],
+    program: dict[tuple[int, ...], list[programs.Factor]],
+    accumulator: Accumulator,
+) -> None:
+    """The clock, the maps of words and their products with letters, and the factors of every block with their completions."""
+    n = len(letters[0])
+    _write_clock(machine, machine.m)
+    place, where = {f: i for i, f in enumerate(maps)}, {f: i for i, f in enumerate(program)}
+    machine.compose.copy_(torch.tensor([[place[tuple(a[x] for x in f)] for f in maps] for a in letters]))
+    machine.which.copy_(torch.tensor([where.get(f, 0) for f in maps]))
+    for i, factors in enumerate(program.values()):
+        block = accumulator.block_of(factors)
+        for r, factor in enumerate(block.factors):
+            _write_factor(machine.keys[i, r], machine.rates[i], machine.gates[i, r], r, factor)
+        dense = [[[float(row.get(j, 0)) for j in range(n)] for row in rows] for rows in block.completions]
+        machine.completions[i] = torch.tensor(dense, dtype=torch.float64)
+
+
+def _checked(
+    config: Compile, told: dict[str, Any], module: nn.Module, certificate: dict[str, Any], exact: str, letters: int
+) -> Machine:
+    """The machine with what its checks have seen: exact arithmetic, the stand-alone checker, the operator."""
+    result = Machine(told, module.state_dict(), certificate)
+    seen = {"exact": f"{exact}, and every prefix of a word of {letters} letters", "checker": checker.check(certificate)}
+    return replace(result, checked=seen | _check_through_operator(result, config))
+
+
 # automata
 
 
 def _compile_dfa(config: Compile, name: str, dfa: DFA) -> Machine:
     n, letters = dfa.size, dfa.maps
     maps = _monoid(letters, config.most_maps, name)
-    blocks, m, program, beta = _block_programs(letters, n)
-    for f in blocks:
-        check_program(program[f], map_matrix(f), programs.CKDA_AUTOMATA, len(program[f]), f"the map {f}")
+    m, program, beta = _block_programs(letters, n)
+    for f, factors in program.items():
+        check_program(factors, map_matrix(f), programs.CKDA_AUTOMATA, len(factors), f"the map {f}")
     layers = simulate(dfa, m=m, program=by_map(programs.fibre_program))
     check_machine(dfa, random.Random(1).choices(range(len(letters)), k=6 * m), layers, programs.CKDA_AUTOMATA)
     numbers = {
@@ -380,21 +492,12 @@ def _compile_dfa(config: Compile, name: str, dfa: DFA) -> Machine:
         "width": n,
         "block": m,
         "maps": len(maps),
-        "blocks": len(blocks),
+        "blocks": len(program),
     }
     machine = AutomatonMachine(numbers)
-    _write_clock(machine, m)
-    place, where = {f: i for i, f in enumerate(maps)}, {f: i for i, f in enumerate(blocks)}
-    machine.compose.copy_(torch.tensor([[place[tuple(a[x] for x in f)] for f in maps] for a in letters]))
-    machine.which.copy_(torch.tensor([where.get(f, 0) for f in maps]))
+    _write_lookup(machine, maps, letters, program, layers.accumulator)
     accept = [int(q in dfa.accepting) for q in range(n)]
     machine.rows.copy_(torch.tensor([[list(f), [accept[x] for x in f]] for f in maps], dtype=torch.float64))
-    for i, f in enumerate(blocks):
-        block = layers.accumulator.block_of(program[f])
-        for r, factor in enumerate(block.factors):
-            _write_factor(machine.keys[i, r], machine.rates[i], machine.gates[i, r], r, factor)
-        dense = [[[float(row.get(j, 0)) for j in range(n)] for row in rows] for rows in block.completions]
-        machine.completions[i] = torch.tensor(dense, dtype=torch.float64)
     machine.start_state[dfa.initial, 0] = 1.0
     facts = {
         "theorem": "thm:multilayer, prop:automata-factor-counts/fibres",
@@ -402,17 +505,10 @@ def _compile_dfa(config: Compile, name: str, dfa: DFA) -> Machine:
         "layers": 3,
         "heads": [1, 1, 2],
         "beta": f"up to {beta}; gates in [-1, 1], 0 included",
-        "lookup": f"{len(maps)} maps x {len(letters)} letters, {len(blocks)} programs of {m} factors",
+        "lookup": f"{len(maps)} maps x {len(letters)} letters, {len(program)} programs of {m} factors",
     }
     certificate = certificates.automaton_certificate(dfa, name, m, program, beta)
-    told = checker.check(certificate)
-    result = Machine(numbers | facts, machine.state_dict(), certificate)
-    seen = _check_through_operator(result, config)
-    exact = {
-        "exact": f"all {len(blocks)} maps of blocks, and every prefix of a word of {6 * m} letters",
-        "checker": told,
-    }
-    return Machine(result.config, result.tensors, certificate, exact | seen)
+    return _checked(config, numbers | facts, machine, certificate, f"all {len(program)} maps of blocks", 6 * m)
 
 
 def _monoid(letters: Sequence[tuple[int, ...]], most: int, name: str) -> list[tuple[int, ...]]:
@@ -435,15 +531,12 @@ def _monoid(letters: Sequence[tuple[int, ...]], most: int, name: str) -> list[tu
 
 def _block_programs(
     letters: Sequence[tuple[int, ...]], n: int
-) -> tuple[list[tuple[int, ...]], int, dict[tuple[int, ...], list[programs.Factor]], Any]:
-    """The maps of blocks, the block length, a program for each, and the largest learning rate."""
+) -> tuple[int, dict[tuple[int, ...], list[programs.Factor]], Any]:
+    """The block length, a program for every map of a block, and the largest learning rate."""
     m = 1 if n == 1 else max(1, 3 * n // 2)
-    maps = {tuple(range(n))}
-    for _ in range(m):
-        maps = {tuple(a[x] for x in f) for f in maps for a in letters}
-    program = {f: programs.fibre_program(f) for f in sorted(maps)}
+    program = {f: programs.fibre_program(f) for f in _maps_of_blocks(letters, n, m)}
     rates = [factor.beta for factors in program.values() for factor in factors]
-    return sorted(maps), m, program, max([*rates, 0])
+    return m, program, max([*rates, 0])
 
 
 def _write_clock(machine: Any, m: int) -> None:
@@ -504,11 +597,7 @@ def _compile_wfa(config: Compile, name: str, wfa: WFA, alphabet: list[str]) -> M
         "lookup": f"as a table it would have {len(alphabet)}^{m} rows; the module multiplies the matrices instead",
     }
     certificate = certificates.weighted_certificate(wfa, name, alphabet, m, template)
-    told = checker.check(certificate)
-    result = Machine(numbers | facts, machine.state_dict(), certificate)
-    seen = _check_through_operator(result, config)
-    exact = {"exact": f"the program for every matrix, and every prefix of a word of {m + 20} letters", "checker": told}
-    return Machine(result.config, result.tensors, certificate, exact | seen)
+    return _checked(config, numbers | facts, machine, certificate, "the program for every matrix", m + 20)
 
 
 # running
@@ -522,6 +611,12 @@ def direct(certificate: dict[str, Any], word: Sequence[int]) -> list[Any]:
             now = certificate["group"]["rows"][a][now]
             answers.append(now)
         return answers
+    if certificate["kind"] == "action":
+        images, answers, number = list(range(len(certificate["delta"]))), [], _numbers(certificate)
+        for a in word:
+            images = [certificate["delta"][x][a] for x in images]
+            answers.append(number[tuple(images)])
+        return answers
     if certificate["kind"] == "dfa":
         q, answers = certificate["start"], []
         for a in word:
@@ -530,6 +625,11 @@ def direct(certificate: dict[str, Any], word: Sequence[int]) -> list[Any]:
         return answers
     wfa, _ = read_wfa(certificate)
     return [wfa.weight(p) for p in wfa.trace(word)[1:]]
+
+
+def _numbers(certificate: dict[str, Any]) -> dict[tuple[int, ...], int]:
+    """The number of every element of a group of permutations."""
+    return {tuple(x): i for i, x in enumerate(certificate["elements"])}
 
 
 def _check_through_operator(machine: Machine, config: Compile) -> dict[str, Any]:
@@ -572,7 +672,11 @@ def _run_exactly(machine: Machine, word: Sequence[int]) -> list[Any]:
     """By exact arithmetic: the heads' states over their fields, or the three layers over Q."""
     certificate = machine.certificate
     if certificate["kind"] == "group":
-        return checker.follow(certificate, word)
+        return certificates.follow(certificate, word)
+    if certificate["kind"] == "action":
+        letters, number = zip(*certificate["delta"], strict=True), _numbers(certificate)
+        layers = simulate(Permutations(tuple(letters)), m=certificate["block"])
+        return [number[tuple(map(int, images))] for (images,) in layers.run(word)]
     if certificate["kind"] == "dfa":
         dfa = read_dfa(certificate)
         layers = simulate(dfa, m=certificate["block"], program=by_map(programs.fibre_program))

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ckda.record import environment, write_json
 from ckda.theory.compiler import Compile, Machine, compile_machine, direct
 from ckda.theory.machines import DFA, WFA
-from ckda.theory.modules import GroupMachine
+from ckda.theory.modules import Blocks, GroupMachine
 
 __all__ = ["GROUPS", "Horizons", "measure", "write_horizons"]
 
@@ -26,6 +27,7 @@ GROUPS = (
     *("Z2", "Z3", "Z7", "Z60", "S3", "D4", "D30", "A4", "S4", "A5"),
     *("Q8", "A4xZ5", "A5xZ2", "Frob20", "SL(2,3)", "2O", "GL(2,3)", "SL(2,5)"),
 )
+WFA_WRONG = 0.1  #: with rounded states a weight that is off by more than this part of itself counts as wrong
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,36 @@ def _rounded_states(module: GroupMachine, word: Sequence[int], dtype: torch.dtyp
     return module.decode(layer.gated_out(o, None)).tolist()
 
 
+def _rounded_automaton(machine: Machine, word: Sequence[int]) -> tuple[list[Any], int]:
+    """The answers of an automaton whose three states are rounded to bfloat16 after every letter, and how far its clock is right.
+
+    Everything else (keys, gates, queries, lookups) stays in float64.
+    """
+    module = machine.module()
+    assert isinstance(module, Blocks)
+    module._run = rounded_run  # type: ignore[method-assign]
+    size = 2 * module.m
+    clock = _leading(module.positions(len(word)).tolist(), [t % size for t in range(1, len(word) + 1)])
+    return module(torch.tensor([word]))[0].tolist(), clock
+
+
+def rounded_run(q: Tensor, k: Tensor, v: Tensor, alpha: Tensor, beta: Tensor, start: Tensor) -> Tensor:
+    """q [T, H, K], k and alpha [T, K], v [T, V], beta [T] -> [T, H, V]: the recurrence, its state in bfloat16 after a letter.
+
+    Example:
+        >>> turn = {"k": torch.ones(1, 2) / 2**0.5, "alpha": torch.tensor([[1.0, -1.0]]), "beta": torch.full((1,), 2.0)}
+        >>> rounded_run(torch.eye(2)[None], v=torch.zeros(1, 1), start=torch.tensor([[0.8], [0.6]]), **turn)[0, :, 0]
+        tensor([ 0.6016, -0.8008])
+    """
+    S, outputs = start.clone(), []
+    for t in range(len(k)):
+        S = alpha[t, :, None] * S
+        S = S + beta[t] * k[t, :, None] * (v[t] - k[t] @ S)
+        S = S.to(torch.bfloat16).to(start.dtype)
+        outputs.append(q[t].to(S.dtype) @ S)
+    return torch.stack(outputs)
+
+
 def _dfa_data(size: int, rng: random.Random) -> dict[str, Any]:
     dfa = DFA.random(size, 2, rng)
     accept = sorted(dfa.accepting)
@@ -115,6 +147,9 @@ def _dfa_row(machine: Machine, config: Horizons, rng: random.Random) -> dict[str
     for dtype in (torch.float64, torch.float32):
         found = machine.module(dtype)(torch.tensor([word]))[0].tolist()
         row[str(dtype).removeprefix("torch.")] = _leading(found, wanted)
+    short = word[: config.rounded_length]
+    rounded, clock = _rounded_automaton(machine, short)
+    row["bfloat16 states"] = {"right": _leading(rounded, wanted[: len(short)]), "clock": clock, "length": len(short)}
     return row | {"length": len(word)}
 
 
@@ -142,6 +177,9 @@ def _wfa_row(machine: Machine, config: Horizons, rng: random.Random) -> dict[str
         "largest relative error": errors[-1],
         "median relative error": errors[len(errors) // 2],
     }
+    rounded, clock = _rounded_automaton(machine, word)
+    near = [not b or abs(a - b) <= WFA_WRONG * abs(b) for a, b in zip(rounded, wanted, strict=True)]
+    row["bfloat16 states"] = {"right": _leading(near, [True] * len(near)), "clock": clock, "within": WFA_WRONG}
     return row | {"largest weight": max(map(abs, wanted))}
 
 

@@ -89,7 +89,12 @@ LABELS: dict[str, Label] = {
     "thm:s5-impossibility/other-groups": Label("exact", "sampled groups; odd Sylow: prose proof"),
     "thm:s5-impossibility/deltaproduct-4": Label("exact", "all"),
     "thm:main-positive/verdicts": Label("exact", "sampled groups, each on all reachable states"),
-    "frobenius-four": Label("exact", "all for q = 5, 13; every q: prose proof"),
+    "thm:main-positive/brute-force": Label(
+        "exact", "exhaustive to order 15 in the listed heads; [48,3], Heis3, Frob21 by floats"
+    ),
+    "planar-heads": Label("exact", "all for five groups of order 32; prose proof"),
+    "odd-pairs": Label("exact", "sampled groups, the laws on 2T, Dic3, Dic5; prose proof"),
+    "frobenius-four": Label("exact", "all for q = 5, 13 and Z_3^2 : Z_4; every q: prose proof"),
     "quaternion-chain": Label("exact", "all for 2T, 2O, 2I; Dic_n: prose proof"),
     "thm:main-positive/operator": Label("float", "sampled words"),
     "lem:wfamincount": Label("exact", "exhaustive to m = 72, and 119"),

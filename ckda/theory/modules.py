@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ckda.layers import ComplexKDA
 from ckda.ops import complex_kda
 
-__all__ = ["AutomatonMachine", "GroupMachine", "WeightedMachine", "build"]
+__all__ = ["ActionMachine", "AutomatonMachine", "Blocks", "GroupMachine", "WeightedMachine", "build"]
 
 CHUNK = 4096  #: tokens decoded at a time
 
@@ -88,7 +88,7 @@ def _nearest(values: Tensor, known: Tensor) -> Tensor:
     return (values[:, None] - known).abs().argmin(-1)
 
 
-class _Blocks(nn.Module):
+class Blocks(nn.Module):
     """What DFAs and WFAs share: the clock, the buffer of 2m tokens, and the split of what it holds into blocks of m."""
 
     clock_key: Tensor
@@ -101,7 +101,8 @@ class _Blocks(nn.Module):
         self.letters = len(config["letters"])
         self.register_buffer("clock_key", torch.zeros(2, dtype=torch.float64))
         self.register_buffer("readouts", torch.zeros(2 * self.m, dtype=torch.float64))
-        self.register_buffer("start_state", torch.zeros(config["width"], 1, dtype=torch.float64))
+        columns = config.get("columns", 1)
+        self.register_buffer("start_state", torch.zeros(config["width"], columns, dtype=torch.float64))
 
     def _run(self, q: Tensor, k: Tensor, v: Tensor, alpha: Tensor, beta: Tensor, start: Tensor) -> Tensor:
         """One call of the operator: q [T, H, K], k [T, K] and so on -> [T, H, V]; the heads differ in the query alone."""
@@ -154,7 +155,7 @@ class _Blocks(nn.Module):
         return done, before, torch.where(steps < done[:, None], this, -1)
 
 
-class AutomatonMachine(_Blocks):
+class AutomatonMachine(Blocks):
     """A DFA by three layers (thm:multilayer): clock, buffer, accumulator. The lookups between them are its buffers.
 
     Args:
@@ -168,20 +169,21 @@ class AutomatonMachine(_Blocks):
     rates: Tensor
     gates: Tensor
     completions: Tensor
+    heads = 2  #: of the accumulator: the state's number, and whether it accepts
 
     def __init__(self, config: dict[str, Any], backend: str = "reference") -> None:
         super().__init__(config, backend)
         M, B, n, m = config["maps"], config["blocks"], self.n, self.m
         self.register_buffer("compose", torch.zeros(self.letters, M, dtype=torch.int64))
         self.register_buffer("which", torch.zeros(M, dtype=torch.int64))
-        shapes = {"rows": (M, 2, n), "keys": (B, m, n), "rates": (B, m), "gates": (B, m, n)}
+        shapes = {"rows": (M, self.heads, n), "keys": (B, m, n), "rates": (B, m), "gates": (B, m, n)}
         shapes["completions"] = (B, m + 1, n, n)
         for name, shape in shapes.items():
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
 
     def forward(self, word: Tensor) -> Tensor:
         """[B, T] letters -> [B, T, 2]: the state after every letter, and whether it accepts (0 or 1)."""
-        return torch.stack([self._follow(row) for row in word])
+        return torch.stack([self._follow(row)[..., 0] for row in word])
 
     def _fold(self, letters: Tensor) -> Tensor:
         """[T, m] letters -> [T] the number of their map; -1 is skipped."""
@@ -191,6 +193,7 @@ class AutomatonMachine(_Blocks):
         return found
 
     def _follow(self, word: Tensor) -> Tensor:
+        """[T] letters -> [T, heads, columns] whole numbers."""
         done, before, this = self.blocks(word)
         first = (before < 0).any(1)
         block, rows = self.which[self._fold(before)], self.rows[self._fold(this)]
@@ -199,11 +202,34 @@ class AutomatonMachine(_Blocks):
         alpha = torch.where(first[:, None], one[:, None], self.gates[block, r])
         beta = torch.where(first, 0 * one, self.rates[block, r])
         query = torch.where(first[:, None, None], rows, rows @ self.completions[block, done])
-        value = torch.zeros(len(word), 1, dtype=one.dtype, device=one.device)
-        return self._run(query, self.keys[block, r], value, alpha, beta, self.start_state)[..., 0].round().long()
+        value = torch.zeros(len(word), self.start_state.shape[1], dtype=one.dtype, device=one.device)
+        return self._run(query, self.keys[block, r], value, alpha, beta, self.start_state).round().long()
 
 
-class WeightedMachine(_Blocks):
+class ActionMachine(AutomatonMachine):
+    """A group of permutations by the same three layers: the accumulator starts at the identity and holds them all.
+
+    Args:
+        config: as for a DFA whose states are the points; columns (their number), elements.
+    """
+
+    elements: Tensor
+    heads = 1  #: the number of the point where each point went
+
+    def __init__(self, config: dict[str, Any], backend: str = "reference") -> None:
+        super().__init__(config, backend)
+        self.register_buffer("elements", torch.zeros(len(config["elements"]), self.n, dtype=torch.int64))
+
+    def forward(self, word: Tensor) -> Tensor:
+        """[B, T] letters -> [B, T] elements, the running product after every letter; -1 where it is none."""
+        return torch.stack([torch.cat([*map(self._element, self._follow(row)[:, 0].split(CHUNK))]) for row in word])
+
+    def _element(self, images: Tensor) -> Tensor:
+        same = (images[:, None] == self.elements).all(-1)
+        return torch.where(same.any(-1), same.int().argmax(-1), -1)
+
+
+class WeightedMachine(Blocks):
     """A WFA over Q by three layers (thm:multilayer). The parameters of a block are computed from its matrix.
 
     Args:
@@ -266,7 +292,12 @@ class WeightedMachine(_Blocks):
         return self._run(query, self.keys[r], value, alpha, beta, self.start_state)[:, 0, 0]
 
 
-MACHINES: dict[str, type[nn.Module]] = {"group": GroupMachine, "dfa": AutomatonMachine, "wfa": WeightedMachine}
+MACHINES: dict[str, type[nn.Module]] = {
+    "group": GroupMachine,
+    "action": ActionMachine,
+    "dfa": AutomatonMachine,
+    "wfa": WeightedMachine,
+}
 
 
 def build(config: dict[str, Any], tensors: dict[str, Tensor], backend: str | None = None) -> nn.Module:

@@ -1,13 +1,33 @@
-"""Random changes of a certificate, to try its checker: what computes something else must be rejected."""
+"""Random changes of a certificate, to try its checker: what computes something else must be rejected.
+
+:func:`write_shipped` makes the certificates of results/theory again and tries the checker on each.
+"""
 
 import copy
+import json
 import random
+import time
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
-from ckda.theory import checker
+import flint
 
-__all__ = ["changes", "try_checker"]
+from ckda.record import environment, write_json, write_text
+from ckda.theory import checker
+from ckda.theory.certificates import follow
+from ckda.theory.compiler import Compile, Machine, certificate_text, compile_machine
+from ckda.theory.horizons import GROUPS
+
+__all__ = ["changes", "try_checker", "write_shipped"]
+
+#: certificates of groups that are shipped; DFAs and WFAs are read from their own shipped certificates
+SHIPPED = {
+    **{name: Compile(name) for name in (*GROUPS, "D5", "Dic3")},
+    **{f"{name}_all": Compile(name, "all") for name in ("A4", "Q8")},
+    "S5_layers3": Compile("S5", layers=3),
+}
 
 #: what the checker may raise on a certificate that is not one; its command prints each as "rejected"
 REJECTS = (checker.Wrong, KeyError, IndexError, ValueError, TypeError, ZeroDivisionError)
@@ -18,10 +38,10 @@ def try_checker(
 ) -> tuple[int, int]:
     """How many changes were tried that change what the certificate computes, and how many of them were rejected.
 
-    For a group "computes" means its answers on a word (the certificate's example if none is given), for automata the
-    products of all programs.
+    For a group "computes" means its answers on a word (a random one that meets most states if none is given), for
+    automata the products of all programs.
     """
-    word = certificate["example"]["word"] if word is None else word
+    word = _long_word(certificate) if word is None else word
     before, tried, rejected = computed(certificate, word), 0, 0
     for changed in changes(certificate, seed):
         if computed(changed, word) == before:
@@ -36,12 +56,19 @@ def try_checker(
     raise AssertionError("changes never end")
 
 
+def _long_word(certificate: dict[str, Any]) -> list[int]:
+    """Letters enough to meet most states of a group's heads."""
+    states = max((len(head["decoder"]) for head in certificate.get("heads", ())), default=0)
+    letters = len(certificate["letters" if "letters" in certificate else "alphabet"])
+    return random.Random(0).choices(range(letters), k=200 + 4 * states)
+
+
 def computed(certificate: dict[str, Any], word: Sequence[int]) -> Any:
     """What a certificate computes, whether it is right or not; None where it computes nothing."""
     try:
         if certificate["kind"] == "group":
             rows = certificate["group"]["rows"]
-            return checker.follow(certificate, word), [[row[x] for x in range(len(row))] for row in rows]
+            return follow(certificate, word), [[row[x] for x in range(len(row))] for row in rows]
         return [[str(x) for x in step] for step in _products(certificate)]
     except REJECTS:
         return None
@@ -49,22 +76,14 @@ def computed(certificate: dict[str, Any], word: Sequence[int]) -> Any:
 
 def _products(certificate: dict[str, Any]) -> Iterator[list[Any]]:
     """The images of the unit vectors under every program of a DFA, or under the one of a WFA with its entries as symbols."""
-    if certificate["kind"] == "dfa":
+    if "delta" in certificate:
         n = len(certificate["delta"])
         for item in certificate["programs"]:
-            for j in range(n):
-                column = [int(i == j) for i in range(n)]
-                for factor in item["factors"]:
-                    column = checker.apply(factor, column)
-                yield column
+            yield from (checker.product(item["factors"], j, n) for j in range(n))
         yield [certificate["delta"]]
         return
-    n = len(certificate["initial"])
-    for j in range(2 * n + 1):
-        symbols: list[Any] = [{(): 1} if i == j else {} for i in range(2 * n + 1)]
-        for factor in certificate["program"]:
-            symbols = checker._apply_symbols(factor, symbols)
-        yield symbols
+    size = 2 * len(certificate["initial"]) + 1
+    yield from (checker.product(certificate["program"], j, size) for j in range(size))
 
 
 #: parts of a certificate that are changed, and names inside them that are left alone
@@ -84,7 +103,28 @@ def changes(certificate: dict[str, Any], seed: int = 0) -> Iterator[dict[str, An
             at = at[step]
         old = at[last]
         at[last] = _other(old)
+        if "keys" in path:
+            _set_rate(changed["heads"][path[1]], path[3])
         yield changed
+
+
+def _set_rate(head: dict[str, Any], letter: int) -> None:
+    """The rate that makes a reflection of a changed key, so that it is wrong for what it does and not for its length."""
+    modulus = flint.fmpq_poly([flint.fmpq(*_parts(c)) for c in reversed(head["field"]["modulus"])])
+
+    def number(coordinates: Sequence[str]) -> flint.fmpq_poly:
+        return flint.fmpq_poly([flint.fmpq(*_parts(c)) for c in coordinates])
+
+    keys, weights = (map(number, x) for x in (head["keys"][letter], head["weights"]))
+    length, inverse, _ = sum((w * x * x for w, x in zip(weights, keys, strict=True)), number(["0"])).xgcd(modulus)
+    if length.degree() == 0:  # it can be inverted; else the checker finds a key of length zero
+        rate = (inverse * 2 / length[0]) % modulus
+        head["rates"][letter] = [str(rate[i]) for i in range(modulus.degree())]
+
+
+def _parts(text: str) -> tuple[int, int]:
+    fraction = Fraction(text)
+    return fraction.numerator, fraction.denominator
 
 
 def _other(old: Any) -> Any:
@@ -101,3 +141,30 @@ def _leaves(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
             yield from _leaves(value, (*path, key))
     elif data is not None and not isinstance(data, bool):
         yield path
+
+
+def write_shipped(folder: str | Path, count: int = 100) -> Path:
+    """Compile what is shipped, write its certificates, and record how many changes of each the checker rejects."""
+    folder, sources = Path(folder), dict(SHIPPED)
+    for path in sorted((folder / "certificates").glob("*.json")):
+        data = json.loads(path.read_text())
+        if data["kind"] in ("dfa", "wfa"):
+            sources[path.stem] = Compile(data)
+    rows = []
+    for name, source in sources.items():
+        start = time.perf_counter()
+        machine = compile_machine(source)
+        compiled = round(time.perf_counter() - start, 1)
+        stem = name.replace("(", "").replace(")", "").replace(",", "_")
+        write_text(folder / "certificates" / f"{stem}.json", certificate_text(machine.certificate))
+        rows.append({"certificate": stem} | _tried(machine, count) | {"seconds_to_compile": compiled})
+    return write_json(folder / "checker" / "record.json", {"environment": environment(), "rows": rows})
+
+
+def _tried(machine: Machine, count: int) -> dict[str, Any]:
+    text, start = certificate_text(machine.certificate), time.perf_counter()
+    accepted = checker.check(json.loads(text))
+    seconds = time.perf_counter() - start
+    changes, rejected = try_checker(machine.certificate, count)
+    row = {"bytes": len(text), "realisation": machine.config["realisation"], "accepted": accepted}
+    return row | {"changes": changes, "rejected": rejected, "seconds_to_check": round(seconds, 2)}

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import combinations
+from itertools import product as cartesian
 from math import gcd, lcm
 from typing import Any, Literal
 
@@ -58,8 +59,10 @@ __all__ = [
     "find_obstruction",
     "icosahedral_axes",
     "obstructed_letter",
+    "pair_law",
     "s5_certificate",
     "spectral_certificate",
+    "wrong_pair",
 ]
 
 How = Literal["exact", "symbolic", "tried", "cited"]
@@ -534,8 +537,9 @@ def s5_certificate(t: str = "(12)", exponent: int = 10) -> Certificate:
 def find_obstruction(G: FiniteGroup) -> Obstruction | None:
     """A reason why no layer of CKDA (any heads, any decoder, finite reachability) tracks G, or None.
 
-    First the proof of thm:s5-impossibility over all pairs (c, t); then an argument of docs/theory_proofs.md (P7) from the same
-    hypotheses: a non-abelian Sylow subgroup for an odd prime cannot be tracked (`odd-sylow`).
+    First the proof of thm:s5-impossibility over all pairs (c, t); then two arguments of docs/theory_proofs.md from the same
+    hypotheses: a non-abelian Sylow subgroup for an odd prime (`odd-sylow`, P7), two conjugates of odd prime power order
+    that generate the wrong group (`odd-pairs`, P14).
 
     Example:
         >>> find_obstruction(group("S5")).label, find_obstruction(group("S4"))
@@ -552,6 +556,66 @@ def find_obstruction(G: FiniteGroup) -> Obstruction | None:
         if q > 2 and not G.subgroup(P).group.is_abelian:
             reason = f"its Sylow {q}-subgroup, of order {len(P)}, is not abelian (docs/theory_proofs.md, P7)"
             return Obstruction("odd-sylow", reason)
+    for a in (min(cls) for cls in G.classes):
+        wrong = wrong_pair(G, a)
+        if wrong is not None:
+            b, why = wrong
+            reason = f"c = {_name(G, a)} and t = {_name(G, b)}: <c, t c t^-1> {why} (docs/theory_proofs.md, P14)"
+            return Obstruction("odd-pairs", reason)
+    return None
+
+
+def pair_law(G: FiniteGroup) -> bool:
+    """Whether [x, y]^60 = 1 and [x, y]^30 commutes with everything: laws of the solvable subgroups of 2T and 2I (P14).
+
+    Example:
+        >>> [pair_law(group(name)) for name in ("SL(2,3)", "Dic3", "Dic5", "A4", "Frob21", "SL(2,5)")]
+        [True, True, True, True, False, False]
+    """
+    T, inverse = G.table, G.inverse
+    commutators = {int(x) for x in np.unique(T[T, T[inverse[:, None], inverse[None, :]]])}
+    if any(60 % G.orders[u] for u in commutators):
+        return False
+    return all((T[x] == T[:, x]).all() for x in {G.power(u, 30) for u in commutators})
+
+
+def is_solvable(G: FiniteGroup) -> bool:
+    """Whether the derived series ends in e.
+
+    Example:
+        >>> is_solvable(group("S4")), is_solvable(group("A5"))
+        (True, False)
+    """
+    while G.order > 1:
+        derived = G.generate({G.commutator(a, b) for a in range(G.order) for b in range(G.order)})
+        if len(derived) == G.order:
+            return False
+        G = G.subgroup(derived).group
+    return True
+
+
+def wrong_pair(G: FiniteGroup, c: int) -> tuple[int, str] | None:
+    """t and what is wrong with <c, t c t^-1>, for c of odd prime power order (P14); None where nothing is.
+
+    Example:
+        >>> wrong_pair(group("A5"), group("A5").index(permutation("(123)", 5)))
+    """
+    primes = sympy.primefactors(G.orders[c])
+    if len(primes) != 1 or primes[0] == 2:
+        return None
+    seen = set[int]()
+    for t in range(G.order):
+        conjugate = G.conjugate(c, t)
+        if conjugate in seen:
+            continue
+        seen.add(conjugate)
+        U = G.subgroup(G.generate([c, conjugate])).group
+        if U.is_abelian:
+            continue
+        if primes[0] >= 7:
+            return t, "is not abelian"
+        if is_solvable(U) and not pair_law(U):
+            return t, "is solvable and [x, y]^60 = [[x, y]^30, z] = 1 is no law of it"
     return None
 
 
@@ -569,10 +633,11 @@ def _spectral_pairs(G: FiniteGroup) -> Iterator[tuple[int, int]]:
                         break
 
 
-def obstructed_letter(G: FiniteGroup, letters: Iterable[int]) -> tuple[int, int] | None:
-    """A letter c of odd prime power order and an element t that give the contradiction of thm:s5-impossibility.
+def obstructed_letter(G: FiniteGroup, letters: Iterable[int]) -> tuple[int, int, str] | None:
+    """A letter c of odd prime power order and an element t that exclude the group, and by which argument.
 
-    Its proof uses the transition of c alone; t may be any word. So it holds for words over some of the elements too.
+    The proofs of thm:s5-impossibility and of `odd-pairs` use the transition of c alone; t may be any word. So they hold
+    for words over some of the elements too.
 
     Example:
         >>> S5 = group("S5")
@@ -586,7 +651,10 @@ def obstructed_letter(G: FiniteGroup, letters: Iterable[int]) -> tuple[int, int]
             m = planar_exponent(primes[0])
             for t in range(G.order):
                 if G.power(G.commutator(c, G.conjugate(c, t)), m) != G.identity:
-                    return c, t
+                    return c, t, "thm:s5-impossibility"
+            wrong = wrong_pair(G, c)
+            if wrong is not None:
+                return c, wrong[0], "odd-pairs"
     return None
 
 
@@ -654,6 +722,45 @@ def other_groups(effort: float = 1.0) -> Evidence:
         raise Refuted("a cycle of three blocks with fewer than two non-real pairs")
     note = ", ".join(f"{name}: {label}" for name, label in labels.items())
     return Evidence(len(labels) + 54, "exact", note=note)
+
+
+@claim(
+    "odd-pairs", "Two conjugates of odd prime power order generate a group with the laws of 2T, or an unsolvable one"
+)
+def odd_pairs(effort: float = 1.0, law: Callable[[FiniteGroup], bool] = pair_law) -> Evidence:
+    """The laws on the solvable groups that can occur; tracked groups keep them, Z_4^2 : Z_3 and Z_2^3 : Z_7 do not."""
+    for name in ("SL(2,3)", "Dic3", "Dic5", "Z15"):
+        if not law(group(name)):
+            raise Refuted(f"{name} breaks the laws")
+    tracked = ["A4", "S4", "A5", "SL(2,3)", "Frob20", "A4xZ5", "GL(2,3)", "SL(2,5)"][: 8 if effort >= 1 else 5]
+    for G in map(group, tracked):
+        if any(wrong_pair(G, min(cls)) for cls in G.classes):
+            raise Refuted(f"the argument excludes {G.name}, which is tracked")
+    excluded = {
+        "Z_4^2 : Z_3": _by_a_matrix(4, [[0, -1], [1, -1]]),
+        "Z_2^3 : Z_7": _by_a_matrix(2, [[0, 0, 1], [1, 0, 1], [0, 1, 0]]),
+    }
+    for name, G in excluded.items():
+        obstruction = find_obstruction(G)
+        if obstruction is None or obstruction.label != "odd-pairs":
+            raise Refuted(f"{name} is not excluded by it")
+    return Evidence(
+        4 + len(tracked) + 2, "exact", note=f"excludes {' and '.join(excluded)}, none of {', '.join(tracked)}"
+    )
+
+
+def _by_a_matrix(n: int, M: Sequence[Sequence[int]]) -> FiniteGroup:
+    """Z_n^d : <M>."""
+    d, powers = len(M), [np.eye(len(M), dtype=int)]
+    while not (len(powers) > 1 and (powers[-1] == powers[0]).all()):
+        powers.append(powers[-1] @ np.array(M) % n)
+    k = len(powers) - 1
+
+    def multiply(x: tuple[int, ...], y: tuple[int, ...]) -> tuple[int, ...]:
+        moved = (np.array(x[:d]) + powers[x[d]] @ np.array(y[:d])) % n
+        return (*map(int, moved), (x[d] + y[d]) % k)
+
+    return from_elements(f"Z{n}^{d}:Z{k}", list(cartesian(*[range(n)] * d, range(k))), multiply)
 
 
 def heisenberg(p: int) -> FiniteGroup:

@@ -37,8 +37,10 @@ __all__ = [
     "dicyclic_layer",
     "dicyclic_places",
     "frobenius_layer",
+    "hidden_product",
     "in_frame",
     "planar_layer",
+    "turned_plane",
 ]
 
 Quaternion = tuple[Any, ...]  #: (w, x, y, z), numbers of a field
@@ -107,7 +109,7 @@ def frobenius_layer(q: int) -> Layer:
     eye, e = F.eye(4), [F.eye(4).column(j) for j in range(4)]
     t = F.matrix([[0, 0, 1, 0], [0, 0, 0, -1], [1, 0, 0, 0], [0, 1, 0, 0]])
     powers = [eye, t, t @ t, t @ t @ t]
-    first, second = ([_turned(F, j, q, plane) for j in range(q)] for plane in (0, 1))
+    first, second = ([turned_plane(F, j, q, plane) for j in range(q)] for plane in (0, 1))
     inverse = pow(unit, -1, q)
     frames = [e[1], e[3], e[0] + e[2], e[0] - e[2]], [e[0] + e[2], e[0] - e[2], e[1] + e[3], e[1] - e[3]]
     drives: tuple[list[Matrix], list[Matrix]] = ([], [])
@@ -117,7 +119,7 @@ def frobenius_layer(q: int) -> Layer:
     return Layer(G, tuple(range(G.order)), tuple(_frobenius_stages(G, drives, frames, q)))
 
 
-def _turned(F: Field, j: int, q: int, plane: int) -> Matrix:
+def turned_plane(F: Field, j: int, q: int, plane: int) -> Matrix:
     """The turn by 2 pi j / q of the first or the second plane of R^4."""
     R, rows = planar_rotation(F, j % q, q).tolist(), F.eye(4).tolist()
     for a, b in product(range(2), repeat=2):
@@ -129,7 +131,7 @@ def _frobenius_stages(
     G: FiniteGroup, drives: Sequence[Sequence[Matrix]], frames: Sequence[Sequence[Matrix]], q: int
 ) -> Iterator[Stage]:
     """The two heads: the second tells its own hidden group, (a, b, s) for the state (R^a, R^b) t^s."""
-    hidden = from_elements(f"hidden{q}", list(product(range(q), range(q), range(4))), _hidden_product(q))
+    hidden = from_elements(f"hidden{q}", list(product(range(q), range(q), range(4))), hidden_product(q))
     inverse = pow(_unit(G), -1, q)
     images = [(_hidden_label(j, s, inverse, q),) for j, s in G.labels]
     known = [((g,) for g in range(G.order)), ((hidden.index(label),) for (label,) in images)]
@@ -149,7 +151,7 @@ def _hidden_label(j: int, s: int, inverse: int, q: int) -> tuple[int, int, int]:
     return {0: (0, 0, 0), 2: (0, 0, 2), 1: (j, 0, 1), 3: (0, j * inverse % q, 3)}[s]
 
 
-def _hidden_product(q: int) -> Callable[[tuple[int, int, int], tuple[int, int, int]], tuple[int, int, int]]:
+def hidden_product(q: int) -> Callable[[tuple[int, int, int], tuple[int, int, int]], tuple[int, int, int]]:
     """(R^a, R^b) t^s times (R^c, R^d) t^r: t (R^c, R^d) t^-1 = (R^-d, R^c), since K R K = R^-1."""
 
     def multiply(x: tuple[int, int, int], y: tuple[int, int, int]) -> tuple[int, int, int]:

@@ -1,9 +1,10 @@
 """Does one CKDA layer track this group? For any table: a tracker, built and checked, an obstruction, or neither.
 
 The search knows, in this order: a group that one construction tracks (a finite subgroup of SO(3), one of those times
-Z_2^m, a binary dihedral group, Z_q : Z_4, a finite group of unit quaternions), direct products, several quotients whose
-kernels meet in e, and the same for a larger group that maps onto it (a twist by a cyclic group, or the product of two
-normal subgroups that commute). What is tracked is so closed under subgroups, quotients and products (docs/theory_proofs.md).
+Z_2^m, a binary dihedral group, Z_q : Z_4, Z_n^2 : Z_4, a finite group of unit quaternions), direct products, several
+quotients whose kernels meet in e, the same for a larger group that maps onto it (a twist by a cyclic group, or the
+product of two normal subgroups that commute), and planar heads for a group with the laws of dihedral groups. What is
+tracked is so closed under subgroups, quotients and products (docs/theory_proofs.md).
 Groups that it does not find are put to :func:`find_obstruction`; what neither decides is `undecided`.
 
 Example:
@@ -21,7 +22,7 @@ from functools import lru_cache
 from importlib.resources import files
 from itertools import combinations, product
 from json import loads
-from math import comb
+from math import comb, isqrt, lcm
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -43,6 +44,7 @@ from ckda.theory.claims import Evidence, Refuted, claim
 from ckda.theory.groups import Head, SignedHouseholder, carry, realise, with_sign_coordinates
 from ckda.theory.layers import Layer, check_layer, join, one_head
 from ckda.theory.obstructions import Obstruction, find_obstruction, heisenberg
+from ckda.theory.planar_heads import planar_heads, search_planar_heads, square_layer, squares_commute
 from ckda.theory.quaternions import (
     binary_group,
     chain_identity,
@@ -95,10 +97,13 @@ def atom(G: FiniteGroup) -> Layer | None:
 
 
 def _special(G: FiniteGroup) -> Layer | None:
-    """The layer of Z_q : Z_4 with q = 1 mod 4, or of 2T, 2O, 2I."""
+    """The layer of Z_q : Z_4 with q = 1 mod 4, of Z_n^2 : Z_4, or of 2T, 2O, 2I."""
     q = G.order // 4
     if G.order % 4 == 0 and q % 4 == 1 and q <= 37 and sympy.isprime(q) and isomorphism(G, frobenius(q, 4)):
         return _carried(frobenius_layer(q), G)
+    n = isqrt(G.order) // 2
+    if 4 * n * n == G.order and 3 <= n <= 6 and isomorphism(G, square_layer(n).group):
+        return _carried(square_layer(n), G)
     for name, order in (("2T", 24), ("2O", 48), ("2I", 120)):
         if G.order == order and isomorphism(G, binary_group(name)):
             return _carried(chain_layer(name), G)
@@ -279,6 +284,15 @@ def _of_parts(G: FiniteGroup, parts: Sequence[Part], depth: int) -> Layer | None
 
 def find_layer(G: FiniteGroup, depth: int = 2) -> Layer | None:
     """A layer that tracks G, or None; :func:`check_layer` has not been run on it. `depth`: central products in a row."""
+    layer = _of_smaller_groups(G, depth)
+    if layer is None:
+        return search_planar_heads(G)
+    if sum(layer.dimensions) > 4 and G.order <= 32 and squares_commute(G):
+        return planar_heads(G, lcm(*G.orders), 2, tries=600) or layer
+    return layer
+
+
+def _of_smaller_groups(G: FiniteGroup, depth: int) -> Layer | None:
     layer = atom(G)
     if layer is not None:
         return layer
@@ -389,8 +403,28 @@ def frobenius_four(effort: float = 1.0, build: Callable[[int], Layer] = frobeniu
     """The decoder on every reachable pair of states and every letter, exactly: q = 5, at full effort 13 too."""
     decoded = {q: check_layer(build(q)) for q in ((5, 13) if effort >= 1 else (5,))}
     pairs = {q: found[0].pairs for q, found in decoded.items()}
-    note = ", ".join(f"q = {q}: {count} joint states" for q, count in pairs.items())
+    check_layer(square_layer(3))
+    note = ", ".join(f"q = {q}: {count} joint states" for q, count in pairs.items()) + "; Z_3^2 : Z_4"
     return Evidence(sum(count * 4 * q for q, count in pairs.items()), "exact", note=note, data={"joint": pairs})
+
+
+#: groups of order 32 with the laws of dihedral groups and a small layer: their numbers
+DIHEDRAL_LAWS = (7, 43, 6)
+
+
+@claim("planar-heads", "Groups with the laws of dihedral groups are tracked by planar heads, Hol(Z_8) by two")
+def planar_only(effort: float = 1.0, build: Callable[[FiniteGroup], Layer | None] = search_planar_heads) -> Evidence:
+    """Groups of order 32 that no other construction here tracks: their layers, the decoder on every reachable pair."""
+    heads, cases = {}, 0
+    for number in DIHEDRAL_LAWS if effort >= 1 else DIHEDRAL_LAWS[:1]:
+        G = next(small for small in small_groups() if (small.order, small.number) == (32, number)).group()
+        layer = build(G)
+        if layer is None or set(layer.dimensions) != {2}:
+            raise Refuted(f"{G.name}: no planar heads were found")
+        cases += sum(found.pairs for found in check_layer(layer)) * G.order
+        heads[G.name] = len(layer.stages)
+    note = ", ".join(f"{name}: {count} heads" for name, count in heads.items())
+    return Evidence(cases, "exact", note=note, data={"heads": heads})
 
 
 @claim(

@@ -127,7 +127,7 @@ def _resume(name: str, ensemble: Ensemble, path: Path) -> None:
             ensemble.load(path)
             print(f"resuming {name} at update {ensemble.step}", file=sys.stderr)
         except ValueError as error:
-            raise SystemExit(
+            raise ValueError(
                 f"{error}. It stays as it is: give another --out, or --fresh to train {name} anew in its place"
             ) from error
 

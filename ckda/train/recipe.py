@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ckda.train.optimizers import MOMENTUM, cycled_momentum, one_cycle, warmup_cosine
 
-__all__ = ["Book", "Change", "Phase", "Recipe", "number", "steps_word"]
+__all__ = ["Book", "Change", "Phase", "Recipe", "decimal", "number", "steps_word"]
 
 
 class Phase(NamedTuple):
@@ -206,6 +206,19 @@ def number(text: str) -> int:
     return int(found[1]) * (1000 if found[2] else 1)
 
 
+def decimal(text: str) -> float:
+    """A number with a point as it is written in a recipe's name.
+
+    Example:
+        >>> decimal("0.95")
+        0.95
+    """
+    try:
+        return float(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is no number such as 0.95") from error
+
+
 def steps_word(count: int) -> str:
     """The inverse of :func:`number`.
 
@@ -223,7 +236,7 @@ class Book:
     Args:
         base: the paper's protocol.
         changes: word -> value -> what ``word=value`` changes.
-        counted: word -> what ``word=VALUE`` changes, for values without a list.
+        counted: word -> what ``word=VALUE`` changes, for values without a list; its docstring is "VALUE: what it does".
         named: name -> (what it stands for, one sentence).
         old: names of earlier versions -> what they are called now.
 
@@ -334,4 +347,5 @@ class Book:
         """(name, sentence) of every recipe and change, for a reader."""
         rows = [(PAPER, self.base.about)] + [(name, text) for name, (_, text) in self.named.items()]
         rows += [(f"{key}={value}", x.about) for key, values in self.changes.items() for value, x in values.items()]
-        return rows + [(f"{key}=N", (read.__doc__ or "").strip()) for key, read in self.counted.items()]
+        forms = {key: (read.__doc__ or "N").strip().partition(": ") for key, read in self.counted.items()}
+        return rows + [(f"{key}={form}", text) for key, (form, _, text) in forms.items()]

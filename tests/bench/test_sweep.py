@@ -1,6 +1,7 @@
 """``ckda bench --sweep``: it runs without a GPU, and what was reached on one is recorded with its reasons."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,11 @@ def test_a_smoke_run_measures_every_row(tmp_path: Path) -> None:
     assert (tmp_path / "sweep.png").stat().st_size > 10_000
 
 
-def test_an_unknown_row_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="nothing"):
-        main(["bench", "--sweep", "--row", "nothing", "--device", "cpu", "--out", str(tmp_path)])
+@pytest.mark.parametrize(
+    ("words", "told"), [(["--sweep", "--row", "nothing"], "nothing"), (["--peer", "nobody"], "nobody")]
+)
+def test_an_unknown_name_is_refused(words: list[str], told: str, tmp_path: Path, refused: Callable) -> None:
+    refused(["bench", *words, "--device", "cpu", "--out", str(tmp_path)], told)
 
 
 def test_the_record_has_every_row_and_a_reason_for_each_miss() -> None:

@@ -63,10 +63,9 @@ def test_resume_where_one_arm_is_done(tmp_path):
     assert len(arms["ckda"].history["loss"]) == 1
 
 
-def test_an_unusable_folder_is_said_before_training(tmp_path):
+def test_an_unusable_folder_is_said_before_training(tmp_path, refused):
     (tmp_path / "file").write_text("")
-    with pytest.raises(SystemExit, match="--out"):
-        cli.main(["demo", "--smoke", "--out", str(tmp_path / "file")])
+    refused(["demo", "--smoke", "--out", str(tmp_path / "file")], "--out")
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_the_time_limit_stops_and_the_same_command_goes_on(
     assert [r["loss"] for r in ours if "loss" in r] == [r["loss"] for r in theirs if "loss" in r]
     other = [*command, "--lr", "0.001"]
     assert main(other) == 2
-    assert "of another kind: lr differ" in capsys.readouterr().err
+    assert "of another kind: lr is 0.01 there and 0.001 here" in capsys.readouterr().err
     assert main([*other, "--fresh", "--time-limit", "0"]) == 3
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
 

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from ckda.lm import prepare as preparing
 from ckda.lm.data import TokenStore
 from ckda.lm.evaluate import text_measures
 from ckda.lm.models import config_of, load_model, text_tokenizer
-from ckda.lm.tiny import tiny_run
+from ckda.lm.tiny import tiny_run, tiny_tokens, tiny_training
 from ckda.lm.training import TrainResult, recipe_for
 
 
@@ -153,3 +154,44 @@ def test_the_training_of_a_tokenizer_speaks_and_hears(
     assert time.monotonic() - began < 2
     assert "training the tokenizer, 0 s" in capsys.readouterr().out
     one_line(["lm", "prepare", str(tmp_path / "a.txt"), "--tokenizer", "train:big"], "train:SIZE", capsys)
+
+
+def test_a_toy_trains_in_a_moment_and_says_what_it_does(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is trained, on how many epochs, which loss it is, when it was validated; an unfinished run says that it is one."""
+    recipe = recipe_for("tiny:ckda", steps=600)
+    assert (recipe.length, recipe.batch) == (256, 8)
+    out = str(tmp_path / "run")
+    words = ["lm", "train", "--data", str(run / "tokens"), "--model", "tiny:ckda", "--length", "16", "--batch", "2"]
+    words += ["--eval-tokens", "64", "--device", "cpu", "--out", out]
+    assert main([*words, "--steps", "50", "--time-limit", "0"]) == 3
+    said = capsys.readouterr()
+    tokens = len(TokenStore(run / "tokens"))
+    assert (
+        f"50 updates of 2 x 16 tokens, 1,600 in all, {1600 / tokens:.2g} epochs of the {tokens:,} there are" in said.err
+    )
+    assert "loss 6." in said.out
+    assert "(mean of the last 1 updates), held out 6." in said.out
+    assert "(at update 0)" in said.out
+    assert main(["lm", "generate", out, "--prompt", "def", "--max-new", "2", "--device", "cpu", "--out", out]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("def")
+    assert said.err == f"{out} is not finished: this is its checkpoint of update 1 of 50\n"
+    one_line([*words, "--steps", "40"], "steps is 50 there and 40 here", capsys)
+    done = ["lm", "train", "--config", str(run / "training.json"), "--device", "cpu", "--out", str(run)]
+    assert main(done) == 0
+    assert capsys.readouterr().err == f"{run} is complete: told again, not trained again (--fresh trains anew)\n"
+
+
+def test_slow_updates_are_told_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU the first update has a log line, and later ones when the last line is some seconds old."""
+    from ckda.lm import log
+    from ckda.lm.training import run as train
+
+    monkeypatch.setattr(log, "_PATIENCE", 0.0)
+    seen: list[int] = []
+    tiny = tiny_training(tiny_tokens(tmp_path / "tokens"), tmp_path / "run")
+    quick = replace(tiny.recipe, steps=4, length=16, warmup=1, log_every=100)
+    train(replace(tiny, recipe=quick), lambda row: seen.append(row.step))
+    assert set(seen) == {0, 1, 2, 3, 4}

@@ -167,7 +167,7 @@ def test_a_cooldown_branched_from_a_trunk_equals_the_whole_run(tokens: Path, tmp
     branch.branch(tmp_path / "trunk" / "checkpoints" / "step-00000012")
     branch.run()
     assert losses(tmp_path / "branch") == losses(tmp_path / "whole")[12:]
-    with pytest.raises(ValueError, match="lr differ from the trunk"):
+    with pytest.raises(ValueError, match="cannot be branched from: lr is"):
         trainer(tokens, tmp_path / "x", steps=15, branch=12, lr=1.0).branch(
             tmp_path / "trunk" / "checkpoints" / "step-00000012"
         )
@@ -209,13 +209,13 @@ def test_damaged_and_foreign_checkpoints(tokens: Path, tmp_path: Path, capsys: p
         checkpoint.load(last, one.tensors(), ALONE)
     assert checkpoint.newest(folder, ALONE) == folder / "step-00000006"
     assert "passing over" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="another run: lr differ"):
+    with pytest.raises(ValueError, match=r"another run: lr is .* there and .* here"):
         trainer(tokens, tmp_path, steps=12, lr=0.5).load(folder / "step-00000006")
     with pytest.raises(ValueError, match="no checkpoint"):
         checkpoint.read_manifest(tmp_path)
     other = trainer(tokens, tmp_path, steps=12)
     other.plain.config.mixer = "kda"  # the same shapes
-    with pytest.raises(ValueError, match="another model: mixer differ"):
+    with pytest.raises(ValueError, match=r"another model: mixer is .* there"):
         other.load(folder / "step-00000006")
 
 

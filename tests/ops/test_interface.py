@@ -13,8 +13,9 @@ from torch.func import vmap
 
 import ckda.ops
 from ckda import complex_kda, complex_kda_step
-from ckda.ops import BACKENDS, validate, which_backend
+from ckda.ops import BACKENDS, dispatch, validate, which_backend
 from ckda.ops.call import Call as OpCall
+from ckda.ops.call import check_call
 from tests.ops.common import DIFFERENTIABLE, Call, assert_close, make_call, run
 
 BOTH = [name for name in BACKENDS if name in ("reference", "chunked")]
@@ -146,6 +147,31 @@ def test_bad_input_names_the_argument(case: str) -> None:
     assert not missing, f"{str(error.value)!r} does not hold {missing}"
 
 
+def _is_seen_without_values(call: Call) -> bool:
+    """Whether a bad call is refused for something other than what is in its tensors."""
+    try:
+        check_call(OpCall(**call))
+    except ValueError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_refused_after_good_calls_of_nearly_its_kind(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU a signature is checked once; nothing that the checks see may be missing from it."""
+    monkeypatch.setattr(dispatch, "_is_hurried", lambda call: isinstance(call.q, Tensor))
+    dispatch.forget()
+    bad = BAD[case][0]()
+    for good in (_call(), _call(sign=torch.ones(B, T, HV, K, dtype=torch.int8)), _call(gate="signed"), _packed([0, T])):
+        for changes in ({}, {"beta_range": 1}, {"scale": 1}, {"normalize_qk": True}, {"output_final_state": True}):
+            complex_kda(**(good | changes))
+    assert len(dispatch._ROUTES) > 10
+    if _is_seen_without_values(bad):
+        with pytest.raises(ValueError, match=r"."):
+            complex_kda(**bad)
+    dispatch.forget()
+
+
 #: what is not a tensor where one belongs
 NOT_TENSORS = {"beta": 2.0, "sign": 1, "A_log": 0.0, "dt_bias": [0.0], "initial_state": 0, "cu_seqlens": [0, T]}
 
@@ -232,7 +258,7 @@ def test_every_argument_arrives_under_its_name(monkeypatch: pytest.MonkeyPatch) 
         seen.append(call)
         raise InterruptedError
 
-    monkeypatch.setattr(ckda.ops, "check_call", note)
+    monkeypatch.setattr(ckda.ops.dispatch, "check_call", note)
     with pytest.raises(InterruptedError):
         complex_kda(**given)  # type: ignore[arg-type]
     assert seen[0]._asdict() == given

@@ -37,8 +37,9 @@ from tests.ops.common import (
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
+from ckda.ops import dispatch  # noqa: E402
 from ckda.ops import triton as kernels  # noqa: E402
-from ckda.ops.triton import chunk, hopper, launch, plan, recurrent, replay, tile  # noqa: E402
+from ckda.ops.triton import chunk, hopper, launch, plan, recurrent, sums, tile  # noqa: E402
 from ckda.ops.triton.portable import backward as chunk_backward  # noqa: E402
 from ckda.ops.triton.portable import forward as chunk_forward  # noqa: E402
 
@@ -290,7 +291,7 @@ def test_what_is_saved_has_the_announced_shapes(gate: str | None, form: str, T: 
     """torch.compile and the meta device see `saved_like` in place of what the forward pass saves."""
     arguments = make_call(B=1, T=T, H=1, K=K, V=V, gate=gate, dtype=torch.float16)
     call = OpCall(**arguments, output_final_state=True, backend=f"triton-{form}")
-    saved, announced = kernels.forward(call)[2], kernels.saved_like(call)
+    saved, announced = kernels.forward(call, {})[2], kernels.saved_like(call)
     assert [(x.shape, x.dtype, x.stride()) for x in saved] == [(x.shape, x.dtype, x.stride()) for x in announced]
 
 
@@ -492,6 +493,21 @@ def test_a_repeated_transition_in_half_precision(form: str, T: int, monkeypatch:
         check_kernels(draws)
 
 
+@in_interpreter
+@pytest.mark.parametrize(
+    ("shape", "out"), [((130, 3, 5), (3, 5)), ((130, 3, 5), (3,)), ((1, 70), (70,)), ((65, 2, 128), (2,))]
+)
+@pytest.mark.parametrize("room", [0, 3])
+def test_sums_of_parts(shape: tuple[int, ...], out: tuple[int, ...], room: int) -> None:
+    """Over the parts, and over the last axis where the result has none; and where the parts have room for more columns."""
+    width = shape[-1]
+    parts, result = torch.randn(*shape[:-1], width + room), torch.full(out, math.nan)
+    sums.sum_parts(parts, result, width)()
+    exact = parts[..., :width].double().sum(0)
+    exact = exact if exact.shape == result.shape else exact.sum(-1)
+    torch.testing.assert_close(result.double(), exact, rtol=1e-5, atol=1e-5)
+
+
 # Decoding -------------------------------------------------------------------------------------------------------------
 
 
@@ -499,7 +515,7 @@ def _token(call: Call, t: int) -> Any:
     """One token of a call, as the operator's own data."""
     per_token = ("q", "k", "v", "g", "beta", "sign")
     return OpCall(
-        **{n: x[:, t : t + 1] if n in per_token and isinstance(x, Tensor) else x for n, x in call.items()},
+        **{n: x[:, t] if n in per_token and isinstance(x, Tensor) else x for n, x in call.items()},
         output_final_state=True,
     )
 
@@ -523,21 +539,21 @@ def test_decoding(inplace: bool, case: dict, dtype: torch.dtype) -> None:
     state, outputs = call["initial_state"].clone(), []
     for t in range(3):
         before = state.clone()
-        o, following = kernels.step(_token(call | {"initial_state": state}, t), inplace)
+        o, following = kernels.step(_token(call | {"initial_state": state}, t), inplace, {})
         assert (following is state) == inplace
         assert torch.equal(state, before) != inplace
         outputs.append(o)
         state = following
-    check_kernels([draw._replace(results={"o": torch.cat(outputs, 1), "state": state})])
+    check_kernels([draw._replace(results={"o": torch.stack(outputs, 1), "state": state})])
 
 
 @in_interpreter
 def test_decoding_in_place_into_a_state_of_any_layout() -> None:
     call = make_call(B=2, T=1, H=2, K=5, V=4, initial=True, dtype=torch.float32)
-    o, exact = recurrent.step(_token(call, 0), False)
+    o, exact = recurrent.step(_token(call, 0), False, {})
     strided = call["initial_state"].mT.contiguous().mT
     assert not strided.is_contiguous()
-    p, state = recurrent.step(_token(call | {"initial_state": strided}, 0), True)
+    p, state = recurrent.step(_token(call | {"initial_state": strided}, 0), True, {})
     assert state is strided
     assert_same_bits({"o": p, "state": strided}, {"o": o, "state": exact})
 
@@ -906,11 +922,12 @@ def test_packed_gives_the_bits_of_separate_sequences_on_a_gpu(gate: str, K: int)
 def test_kept_launches_give_the_bits_of_new_ones(settings: dict) -> None:
     """On other tensors than those that they were kept from, also where two arguments are one tensor."""
     first, other = (make_call(B=2, initial=True, **(ON_GPU | settings), seed=seed) for seed in (0, 1))
-    replay.forget()
+    dispatch.forget()
     fresh = run(other, "triton")
-    replay.forget()
+    dispatch.forget()
     run(first, "triton")
-    assert len(replay._TAPES) == 2
+    kept = {name for route in dispatch._ROUTES.values() for name in route.kept}
+    assert kept == {"forward", "backward with the state's"}
     assert_same_bits(run(other, "triton"), fresh)
     x = other["k"]
     one = complex_kda(**(other | {"q": x}), backend="triton")[0]

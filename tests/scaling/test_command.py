@@ -1,16 +1,15 @@
 """The command: files, figures, manners, resumption, and one-line errors."""
 
-import argparse
 import json
 import shlex
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ckda.cli import main
-from ckda.scaling import Settings, figures, fit, load_fit, paper_table, store
+from ckda.command import Parser
+from ckda.scaling import Settings, figures, fit, load_fit, options, paper_table, store
 from ckda.scaling.commands.compare import Comparison
 
 
@@ -183,8 +182,8 @@ def test_every_command_of_the_documentation_parses():
     assert len(lines) >= 6
     for line in lines:
         _, _, action, *words = shlex.split(line)
-        parser = argparse.ArgumentParser()
-        import_module(f"ckda.scaling.commands.{action}").add_arguments(parser)
+        parser = Parser()
+        getattr(options, f"add_{action}")(parser)
         parser.parse_args(words)
 
 

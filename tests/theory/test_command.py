@@ -138,7 +138,10 @@ def test_a_search_that_falls_short_is_inconclusive_not_refuted(monkeypatch, tmp_
     shown = capsys.readouterr().out
     assert "inconclusive at this effort" in shown
     assert "refuted" not in shown
-    assert json.loads((tmp_path / "verify.json").read_text())["inconclusive"] == 1
+    name = "verify.json" if effort == "1" else "verify-smoke.json"  # less than full effort does not take its place
+    assert f"1 claims: 1 inconclusive{'' if effort == '1' else ', at effort 0.05 of 1'}" in shown
+    assert shown.rstrip().endswith(f"Record: {tmp_path / name}")
+    assert json.loads((tmp_path / name).read_text())["inconclusive"] == 1
 
 
 def test_results_go_under_runs_by_default(registry, tmp_path, monkeypatch):
@@ -217,12 +220,11 @@ def test_table_writes_both_tables(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "tables.md").read_text().count("|---") > 8
 
 
-def test_another_machine_is_not_replaced_unasked(tmp_path, capsys):
+def test_another_machine_is_not_replaced_unasked(tmp_path, refused):
     out = ["--out", str(tmp_path / "machine")]
     assert main(["theory", "compile", "Z3", *out]) == 0
     assert main(["theory", "compile", "Z3", *out]) == 0
     before = (tmp_path / "machine/machine.json").read_bytes()
-    with pytest.raises(SystemExit, match=r"holds the machine Z3.*--fresh"):
-        main(["theory", "compile", "Z2", *out])
+    refused(["theory", "compile", "Z2", *out], r"holds the machine Z3.*--fresh")
     assert (tmp_path / "machine/machine.json").read_bytes() == before
     assert main(["theory", "compile", "Z2", "--fresh", *out]) == 0

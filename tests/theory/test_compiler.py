@@ -132,6 +132,35 @@ def test_s5_is_refused_with_the_theorem():
     assert refused.value.kind == "unknown"
 
 
+def test_s5_by_three_layers(tmp_path, capsys):
+    out = str(tmp_path / "machine")
+    assert main(["theory", "compile", "S5", "--out", out]) == 1
+    assert "--layers 3" in capsys.readouterr().out
+    assert main(["theory", "compile", "S5", "--layers", "3", "--out", out, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["layers"] == 3
+    machine = load(out)
+    word = word_for(machine, 60)
+    wanted = direct(machine.certificate, word)
+    assert machine.answers(word) == wanted == run(Run(machine, word, exact=True))
+    S5 = group("S5")
+    letters, now = [S5.index(S5.labels[S5.generators[a]]) for a in word], S5.identity
+    assert [now := S5.mul(g, now) for g in letters] == wanted
+    assert machine.config["elements"][wanted[0]] == machine.config["letters"][word[0]]
+    assert try_checker(machine.certificate, 20) == (20, 20)
+    with pytest.raises(ValueError, match="automata to 3"):
+        compile_machine(Compile(PARITY, layers=1))
+    with pytest.raises(NoRealisation, match="at most 256"):
+        compile_machine(Compile("Z130", layers=3))
+
+
+def test_rounded_states_of_automata_are_measured():
+    config = horizons.Horizons(groups=(), dfas=(3,), wfas=(1,), length=200, rounded_length=100, wfa_length=60)
+    measured = horizons.measure(config)
+    (dfa,), (wfa,) = measured["dfas"], measured["wfas"]
+    assert dfa["bfloat16 states"] == {"right": 100, "clock": 100, "length": 100}
+    assert wfa["bfloat16 states"]["right"] == 60
+
+
 def test_limits_give_their_reason():
     with pytest.raises(NoRealisation, match="more than 10 different maps"):
         compile_machine(Compile(DFA7, most_maps=10))

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ckda.theory.claims import load_claims
-from ckda.theory.command import ABOUT
+from ckda.theory.options import ABOUT
 
 
 def test_every_claim_of_the_structure_is_on_the_page():

@@ -10,7 +10,8 @@ from ckda.groups import frobenius, group
 from ckda.theory import verdicts
 from ckda.theory.claims import Refuted
 from ckda.theory.layers import check_layer
-from ckda.theory.obstructions import find_obstruction, heisenberg, sylow
+from ckda.theory.obstructions import find_obstruction, heisenberg, odd_pairs, sylow
+from ckda.theory.planar_heads import search_planar_heads
 from ckda.theory.quaternions import chain_layer, frobenius_layer
 from ckda.theory.verdicts import small_groups, verdict
 
@@ -82,10 +83,36 @@ def test_impossible(G):
     assert found.obstruction.reason in found.reason
 
 
-@pytest.mark.parametrize("key", [(36, 9), (48, 3), (56, 11)])
-def test_undecided_is_said_so(key):
-    found = verdict(next(S for S in small_groups() if (S.order, S.number) == key).group())
+def small(order, number):
+    return next(S for S in small_groups() if (S.order, S.number) == (order, number)).group()
+
+
+def test_undecided_is_said_so(monkeypatch):
+    monkeypatch.setattr(verdicts, "find_layer", lambda G: None)
+    found = verdict(group("S3"))
     assert (found.answer, found.layer, found.obstruction) == ("undecided", None, None)
+
+
+@pytest.mark.parametrize(("key", "dimensions"), [((16, 8), [2, 2]), ((32, 7), [2, 2]), ((36, 9), [4, 4, 4, 4])])
+def test_groups_of_newer_constructions(key, dimensions):
+    found = verdict(small(*key))
+    assert (found.answer, found.layer.dimensions) == ("tracked", dimensions)
+
+
+@pytest.mark.parametrize("key", [(48, 3), (56, 11)])
+def test_two_conjugates_of_odd_order(key):
+    found = verdict(small(*key))
+    assert (found.answer, found.obstruction.label) == ("impossible", "odd-pairs")
+
+
+def test_broken_laws_and_heads_are_refuted():
+    with pytest.raises(Refuted, match="breaks the laws"):
+        odd_pairs(0.1, law=lambda G: G.is_abelian)
+    with pytest.raises(Refuted, match="no planar heads"):
+        verdicts.planar_only(0.1, build=lambda G: None)
+    with pytest.raises(Refuted, match="reached with the products"):
+        verdicts.planar_only(0.1, build=lambda G: broken_input(search_planar_heads(G), 0, 1, 2))
+    assert odd_pairs(0.1).cases >= 10
 
 
 def test_small_groups_are_all_there():
@@ -115,8 +142,7 @@ def test_every_group_of_order_up_to_23():
 @pytest.mark.exhaustive
 def test_every_group_of_order_up_to_63():
     answers = answers_up_to(63)
-    assert answers["tracked"] >= 296
-    assert answers["undecided"] <= 8
+    assert answers == {"tracked": 302, "impossible": 17}
 
 
 def broken_input(layer, stage=0, a=1, b=2):

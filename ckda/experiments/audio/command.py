@@ -5,37 +5,17 @@ from pathlib import Path
 
 import numpy as np
 
-from ckda.command import add_common_arguments, add_run_arguments, make_folder, pick_names, positive
+from ckda.command import make_folder, pick_names
 from ckda.experiments.audio.model import ARMS
 from ckda.experiments.audio.recipes import RECIPES
 from ckda.experiments.audio.records import collect, write_compact, write_summary
 from ckda.experiments.audio.report import draw, markdown, page_of, print_result
 from ckda.experiments.audio.run import COMPARED, PAPER_LENGTH, AudioConfig, AudioResult, run, stereo_loop
-from ckda.experiments.audio.task import BPM, LENGTHS, RATE, playable, wav_bytes
+from ckda.experiments.audio.task import LENGTHS, RATE, playable, wav_bytes
 from ckda.record import write_bytes, write_json, write_text
 from ckda.train.recipe import steps_word
 
-__all__ = ["add_arguments", "run_command"]
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``ckda audio``."""
-    add_common_arguments(parser, "runs/audio")
-    add_run_arguments(parser)
-    parser.add_argument(
-        "--arm", default="ckda", help=f"one, several with commas, or 'all' that the paper has: {', '.join(ARMS)}"
-    )
-    parser.add_argument(
-        "--recipe", default="paper", help="how it is trained: one or several with commas; --recipes explains them"
-    )
-    parser.add_argument("--recipes", action="store_true", help="explain every recipe and change, train nothing")
-    parser.add_argument(
-        "--seeds", type=positive, default=1, help="how many seeds, from --seed on, trained as one program"
-    )
-    parser.add_argument("--steps", type=positive, help="updates: short for +steps=N in the recipe's name")
-    parser.add_argument("--batch", type=positive, help="sequences an update: short for +batch=N")
-    parser.add_argument("--wav", help="your own loop of two bars, a WAV file of any rate, instead of the groove")
-    parser.add_argument("--bpm", type=float, default=BPM, help="its tempo (default: %(default)s)")
+__all__ = ["run_command"]
 
 
 def run_command(args: argparse.Namespace) -> int:
@@ -44,10 +24,7 @@ def run_command(args: argparse.Namespace) -> int:
         for name, text in RECIPES.listing():
             print(f"{name:28s} {text}")
         return 0
-    try:
-        return _collect(args) if args.collect else _train(args)
-    except ValueError as error:
-        raise SystemExit(f"ckda audio: {error}") from error
+    return _collect(args) if args.collect else _train(args)
 
 
 def _config(args: argparse.Namespace) -> AudioConfig:
@@ -55,9 +32,9 @@ def _config(args: argparse.Namespace) -> AudioConfig:
     try:
         recipes = [RECIPES.name("+".join([text, *more])) for text in args.recipe.split(",")]
     except ValueError as error:
-        raise SystemExit(f"--recipe {error}") from error
+        raise ValueError(f"--recipe {error}") from error
     return AudioConfig(
-        arms=tuple(pick_names(args.arm, ARMS, {"all": COMPARED}, "--arm")),
+        arms=tuple(pick_names(args.mixer, ARMS, {"all": COMPARED}, "--mixer")),
         recipes=tuple(dict.fromkeys(recipes)),
         first_seed=args.seed,
         num_seeds=args.seeds,
@@ -93,7 +70,7 @@ def _collect(args: argparse.Namespace) -> int:
     try:
         result = collect(args.collect, args.trained_at)
     except ValueError as error:
-        raise SystemExit(f"--collect: {error}") from error
+        raise ValueError(f"--collect: {error}") from error
     out = make_folder(args.out)
     for name, one in result.runs.items():
         write_compact(out / "runs" / f"{name}.json", one.to_json())

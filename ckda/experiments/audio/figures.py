@@ -7,7 +7,8 @@ import numpy as np
 
 from ckda.experiments.audio.run import AudioResult, AudioRun
 from ckda.experiments.audio.task import playable, wav_bytes
-from ckda.experiments.common.show import ARMS, empty_figure
+from ckda.experiments.common.show import ARMS
+from ckda.page import empty_figure
 
 __all__ = ["PUBLISHED", "beyond_figure", "continuation_figure", "label", "paper_part", "players"]
 

@@ -20,10 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ckda.command import make_folder
 from ckda.experiments.audio.model import Continuer, build
 from ckda.experiments.audio.task import Continuation
 from ckda.layers import LayerCache
 from ckda.layers.complex_kda import RANGES
+from ckda.page import empty_figure
 from ckda.record import environment, read_json, write_json
 from ckda.train.weights import places_of, read_weights
 
@@ -170,25 +172,11 @@ def ablate(model: Continuer, task: Continuation, length: int) -> dict[str, Any]:
 # The verb ------------------------------------------------------------------------------------------------------------
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``ckda inspect audio``."""
-    parser.add_argument(
-        "run", metavar="RUN", help="runs/NAME.pt that `ckda audio` wrote; audio.json lies one folder above"
-    )
-    parser.add_argument("--seed", type=int, help="of the run (default: the one its record shows as the best)")
-    parser.add_argument("--length", type=int, default=264, help="of the continuation (default: %(default)s)")
-    parser.add_argument("--out", help="folder for JSON and figure (default: beside the run)")
-    parser.add_argument("--json", action="store_true", help="only the result as JSON on standard output")
-
-
 def run_command(args: argparse.Namespace) -> int:
     """Look, write, draw; returns the exit status."""
     path = Path(args.run)
-    try:
-        result = _inspect(path, args.seed, args.length)
-    except ValueError as error:
-        raise SystemExit(f"ckda inspect audio: {error}") from error
-    out = Path(args.out) if args.out else path.parent
+    out = make_folder(args.out) if args.out else path.parent
+    result = _inspect(path, args.seed, args.length)
     name = path.stem if args.seed is None else f"{path.stem}.seed{args.seed}"
     written = write_json(out / f"{name}.inspect.json", result)
     inspect_figure(result).savefig(out / f"{name}.inspect.png", dpi=160)
@@ -230,11 +218,7 @@ def _inspect(path: Path, seed: int | None, length: int) -> dict[str, Any]:
 
 def inspect_figure(result: dict[str, Any]) -> Any:
     """Eigenvalues of every head on the circle of 32nds of a turn; error as trained, without and with only the complex modes."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = empty_figure(figsize=(11, 4.2))
     left, middle, right = figure.subplots(1, 3, width_ratios=(1.1, 1, 1))
     circle = np.linspace(0, 2 * np.pi, 361)
     left.plot(np.cos(circle), np.sin(circle), color="#c5ced8", linewidth=1)

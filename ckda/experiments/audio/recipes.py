@@ -12,12 +12,12 @@ CURRICULUM = (12, 16, 24, 40, 72, 136)
 
 
 def _steps(text: str) -> Change:
-    """N updates (2500 in the paper)"""
+    """N: updates (2500 in the paper)"""
     return Change(f"{number(text):,} updates", {"steps": number(text)})
 
 
 def _batch(text: str) -> Change:
-    """N sequences an update (64 in the paper)"""
+    """N: sequences an update (64 in the paper)"""
     return Change(f"{number(text)} sequences an update", {"batch": number(text)})
 
 

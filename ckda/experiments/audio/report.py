@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from ckda.experiments.audio.figures import PUBLISHED, beyond_figure, continuation_figure, label, paper_part, players
-from ckda.experiments.audio.run import AudioResult
+from ckda.experiments.audio.run import LOOP, AudioResult, AudioRun
 from ckda.experiments.audio.task import FRAMES
-from ckda.experiments.common.show import ARMS, print_table, source_line
-from ckda.page import Page, png_of
+from ckda.experiments.common.show import ARMS
+from ckda.page import Page, png_of, print_table, source_line
 
-__all__ = ["draw", "markdown", "page_of", "print_result", "rows"]
+__all__ = ["draw", "markdown", "page_of", "print_result", "published", "rows"]
 
 
 def draw(result: AudioResult, out: Path) -> None:
@@ -16,6 +16,12 @@ def draw(result: AudioResult, out: Path) -> None:
     continuation_figure(paper_part(result)).savefig(out / "continuation.png", dpi=160, metadata={"Software": None})
     if sum(run.arm == "ckda" for run in result.runs.values()) > 1:
         beyond_figure(result).savefig(out / "beyond.png", dpi=160, metadata={"Software": None})
+
+
+def published(result: AudioResult, run: AudioRun) -> tuple[float, ...]:
+    """The paper's numbers, where they stand for the same: its loop, its protocol, no smoke run."""
+    same = result.loop == LOOP and run.is_papers and not run.is_smoke
+    return PUBLISHED.get(run.arm, ()) if same else ()
 
 
 def rows(result: AudioResult, lengths: tuple[int, ...] = (40, 136, 264, 2048)) -> tuple[list[str], list[list[str]]]:
@@ -30,13 +36,14 @@ def rows(result: AudioResult, lengths: tuple[int, ...] = (40, 136, 264, 2048)) -
             known = [v for v in values if v is not None]
             first = "diverged" if values[0] is None else f"{values[0]:.1f}"
             cells.append(first if len(values) == 1 else f"{first} / {max(known):.1f}" if known else first)
-        published = PUBLISHED.get(run.arm) if run.is_papers else None
-        cells.append(" ".join(f"{v:.1f}" for v in published) if published else "")
+        cells.append(" ".join(f"{v:.1f}" for v in published(result, run)))
         body.append(cells)
     for arm in result.absent:
         name = ARMS[arm].words
         body.append([name, *("-" for _ in there), " ".join(f"{v:.1f}" for v in PUBLISHED[arm])])
-    return ["SNR in dB", *(f"length {n}" for n in there), "published 40 136 264"], body
+    head = ["SNR in dB", *(f"length {n}" for n in there), "published 40 136 264"]
+    beside = any(row[-1] for row in body)
+    return (head, body) if beside else (head[:-1], [row[:-1] for row in body])
 
 
 def markdown(result: AudioResult, lengths: tuple[int, ...] = (40, 136, 264, 2048)) -> str:
@@ -50,9 +57,8 @@ def markdown(result: AudioResult, lengths: tuple[int, ...] = (40, 136, 264, 2048
             every = ", ".join("-" if v is None else f"{v:.1f}" for v in values)
             known = [v for v in values if v is not None]
             cells.append(f"**{max(known):.1f}** ({every})" if known else f"- ({every})")
-        published = PUBLISHED.get(run.arm) if run.is_papers else None
         seeds = ", ".join(map(str, run.seeds))
-        cells.append(" / ".join(f"{v:.1f}" for v in published) if published else "")
+        cells.append(" / ".join(f"{v:.1f}" for v in published(result, run)))
         lines.append(f"| {label(run)} | {seeds} | {' | '.join(cells)} |")
     for arm, why in result.absent.items():
         name = ARMS[arm].words

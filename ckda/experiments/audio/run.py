@@ -50,6 +50,8 @@ COMPARED = ("kda", "kda-beta2", "kda-signed", "ckda", "deltaproduct2", "gru", "t
 _READ_EVERY = 25  # updates between looks at the loss: each look waits for the device
 #: the length that the paper tests to, and by which the seed that is shown is chosen
 PAPER_LENGTH = 264
+SMOKE_STEPS = 8
+LOOP = "groove"  #: the loop without --wav, as records call it
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,11 @@ class AudioRun:
     def recipe_now(self) -> str:
         """The recipe's name in today's vocabulary."""
         return RECIPES.name(self.recipe_name)
+
+    @property
+    def is_smoke(self) -> bool:
+        """Whether it only showed that everything works."""
+        return self.recipe["steps"] == SMOKE_STEPS
 
     @property
     def is_papers(self) -> bool:
@@ -200,7 +207,7 @@ def run(config: AudioConfig, quiet: bool = True) -> AudioResult:
         job = _job(config, arm, RECIPES.name(text), frames, device)
         runs[job.name] = _one(job, store, lengths, config, quiet)
     return AudioResult(
-        loop="groove" if config.wav is None else Path(config.wav).name,
+        loop=LOOP if config.wav is None else Path(config.wav).name,
         bpm=config.bpm,
         cue=CUE,
         trained_to=next(iter(runs.values())).recipe["curriculum"][-1],
@@ -216,7 +223,7 @@ def run(config: AudioConfig, quiet: bool = True) -> AudioResult:
 
 def _job(config: AudioConfig, arm: str, name: str, frames: Array, device: str) -> _Job:
     change = RECIPES.read(name)
-    settings = recipe(name, (12, 16), steps=8, batch=FRAMES) if config.smoke else recipe(name, CURRICULUM)
+    settings = recipe(name, (12, 16), steps=SMOKE_STEPS, batch=FRAMES) if config.smoke else recipe(name, CURRICULUM)
     _check(arm, name, settings.penalties, bool(change.model))
     task = Continuation(frames, **change.task)
     seeds = tuple(range(config.first_seed, config.first_seed + config.num_seeds))

@@ -44,7 +44,7 @@ class Store:
     def known(self, name: str, key: dict[str, Any]) -> dict[str, Any] | None:
         """The record of a finished run that was trained by this very key; None if there is none.
 
-        SystemExit where another run of that name is there, or its record is damaged: it is not overwritten.
+        ValueError where another run of that name is there, or its record is damaged: it is not overwritten.
         """
         files = self.files(name)
         if not (files.record.exists() and files.weights.exists()):
@@ -53,12 +53,12 @@ class Store:
             record = read_json(files.record)
             found = record["key"]
         except (ValueError, KeyError, TypeError) as error:
-            raise SystemExit(
+            raise ValueError(
                 f"{files.record} cannot be read ({error}); it stays as it is. --fresh trains {name} anew in its place"
             ) from error
         unlike = differences(found, plain(key))
         if unlike:
-            raise SystemExit(
+            raise ValueError(
                 f"{files.record} is a finished run of other settings: {'; '.join(unlike)}. It stays as it is: give another "
                 "--out, or --fresh to train anew in its place"
             )

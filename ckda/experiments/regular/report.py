@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from ckda.experiments.common.show import empty_figure, markdown_table, print_table
 from ckda.experiments.regular.run import LENGTHS, RANGE, SOLVED, SuiteResult, average
 from ckda.experiments.regular.tasks import TASKS
+from ckda.page import empty_figure, markdown_table, print_table
 from ckda.record import write_json, write_text
 
 __all__ = ["print_result", "suite_figure", "table", "write_report"]

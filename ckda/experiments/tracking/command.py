@@ -2,37 +2,29 @@
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ckda.command import (
-    add_common_arguments,
-    add_run_arguments,
-    make_folder,
-    pick_device,
-    pick_names,
-    positive,
-    seconds,
-)
-from ckda.experiments.common.show import markdown_table, print_table, source_line
+from ckda.command import make_folder, pick_device, pick_names, pick_whole
 from ckda.experiments.regular import report as suite_report
 from ckda.experiments.regular import run as suite
 from ckda.experiments.tracking.figures import groups_figure, published
 from ckda.experiments.tracking.lottery import lottery
 from ckda.experiments.tracking.recipes import RECIPES
 from ckda.experiments.tracking.run import TrackConfig, TrackResult, collect, run
+from ckda.experiments.tracking.task import task_named
 from ckda.layers.complex_kda import RANGES
 from ckda.layers.mixers import MIXERS
-from ckda.page import Page, svg_of
+from ckda.page import Page, markdown_table, print_table, source_line, svg_of
 from ckda.record import write_json, write_text
 from ckda.train.loop import span_words
 from ckda.train.recipe import steps_word
 
-__all__ = ["add_arguments", "markdown", "print_result", "run_command", "table", "write_report"]
+__all__ = ["markdown", "print_result", "run_command", "table", "write_report"]
 
-_OUT = "runs/track"
+_OUT = "runs/track"  # where nobody says otherwise
 _STOPPED = 3  # exit status at the time limit
 _LONG, _DAY = 600, 86_400  # seconds from which a training says that it is long, and from which it asks
 #: options that change the recipe: they become part of its name, and so of the run's
@@ -45,56 +37,6 @@ _CHANGES: dict[str, Callable[[Any], str]] = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``ckda track``."""
-    add_common_arguments(parser, _OUT)
-    add_run_arguments(parser)
-    parser.add_argument(
-        "group",
-        nargs="*",
-        help="Z5, D4, S3, A5, Q8, S3xZ2, parity, shell3 (cups), a JSON file with a table; S4:generators for words over few "
-        "letters (default: S3)",
-    )
-    parser.add_argument(
-        "--mixer", help=f"one, several with commas, 'ranges' or 'all' (default: ckda): {', '.join(MIXERS)}"
-    )
-    how = parser.add_argument_group("how it is trained: a recipe, and short forms of changes to it")
-    how.add_argument(
-        "--recipe", default="paper", help="how it is trained: one or several with commas; --recipes explains them"
-    )
-    how.add_argument("--recipes", action="store_true", help="explain every recipe and change, train nothing")
-    parser.add_argument(
-        "--seeds", type=positive, help="how many seeds, from --seed on (default: 3; with --from those of the file)"
-    )
-    how.add_argument("--steps", type=positive, help="updates: short for +steps=N in the recipe's name")
-    how.add_argument("--batch", type=positive, help="words an update: short for +batch=N")
-    how.add_argument("--momentum", help="Muon's momentum, a number or 'cycled': short for +momentum=...")
-    how.add_argument("--lr-muon", help="Muon's peak learning rate: short for +lr-muon=...")
-    how.add_argument("--lr-adamw", help="AdamW's peak learning rate: short for +lr-adamw=...")
-    how.add_argument("--from", dest="begin", metavar="RUN", help="begin from the weights in a file runs/NAME.pt")
-    parser.add_argument(
-        "--suite",
-        choices=("regular",),
-        help="instead of groups: parity, even pairs, cycle navigation, modular arithmetic, S5, traces, recall; --mixer names arms "
-        "(default out: runs/regular, five seeds)",
-    )
-    test = parser.add_argument_group("what is tested")
-    test.add_argument("--lengths", help="what is tested, with commas (default: 8 ... 512, on a GPU to 65536)")
-    parser.add_argument(
-        "--words", type=positive, default=256, help="words a test (default: %(default)s; 32 beyond 512)"
-    )
-    parser.add_argument("--together", type=positive, help="runs trained side by side (default: 1, on a GPU 8)")
-    parser.add_argument(
-        "--by-token",
-        action="store_true",
-        help="on a GPU: project every token by itself, not each symbol once (two to three times slower)",
-    )
-    parser.add_argument(
-        "--yes", action="store_true", help="go on even if it takes more than a day and no terminal is there"
-    )
-    parser.add_argument("--time-limit", type=seconds, metavar="SECONDS", help="then stop with a checkpoint, status 3")
-
-
 def run_command(args: argparse.Namespace) -> int:
     """Train what is missing, evaluate, draw; returns the exit status."""
     if args.recipes:
@@ -103,18 +45,15 @@ def run_command(args: argparse.Namespace) -> int:
         return 0
     if args.suite:
         return _run_suite(args)
-    try:
-        if args.collect:
-            result = collect(args.collect, args.group, args.trained_at)
-            out = make_folder(args.out)
-            for name, one in result.runs.items():
-                write_json(out / "runs" / f"{name}.json", one.to_json())
-        else:
-            config = _config(args)
-            out = make_folder(args.out)
-            result = run(config, quiet=args.json, advise=_adviser(config, args.yes))
-    except ValueError as error:
-        raise SystemExit(f"ckda track: {error}") from error
+    if args.collect:
+        result = collect(args.collect, args.group, args.trained_at)
+        out = make_folder(args.out)
+        for name, one in result.runs.items():
+            write_json(out / "runs" / f"{name}.json", one.to_json())
+    else:
+        config = _config(args)
+        out = make_folder(args.out)
+        result = run(config, quiet=args.json, advise=_adviser(config, args.yes))
     write_report(result, out)
     if args.json:
         print((out / "track.json").read_text(), end="")
@@ -140,10 +79,7 @@ def _run_suite(args: argparse.Namespace) -> int:
         fresh=args.fresh,
         time_limit=args.time_limit,
     )
-    try:
-        result = suite.collect(args.collect, args.trained_at) if args.collect else suite.run(config, quiet=args.json)
-    except ValueError as error:
-        raise SystemExit(f"ckda track: {error}") from error
+    result = suite.collect(args.collect, args.trained_at) if args.collect else suite.run(config, quiet=args.json)
     make_folder(str(out))
     for name, one in result.runs.items() if args.collect else ():
         write_json(out / "runs" / f"{name}.json", asdict(one))
@@ -168,7 +104,7 @@ def _adviser(config: TrackConfig, yes: bool) -> Callable[[float], None]:
         hint = f"; `--recipe quick` takes about {span_words(seconds * share)}" if share < 0.5 else ""
         print(f"{on}this takes about {span_words(seconds)} here{hint}", file=sys.stderr)
         if seconds > _DAY and not yes and not sys.stderr.isatty():
-            raise SystemExit(f"stopped: that is more than a day, and nobody watches. --yes goes on{hint}")
+            raise ValueError(f"stopped: that is more than a day, and nobody watches. --yes goes on{hint}")
 
     return advise
 
@@ -176,12 +112,12 @@ def _adviser(config: TrackConfig, yes: bool) -> Callable[[float], None]:
 def _config(args: argparse.Namespace) -> TrackConfig:
     sets = {"all": tuple(MIXERS), "ranges": tuple(RANGES)}
     return TrackConfig(
-        groups=tuple(args.group or ["S3"]),
+        groups=_groups(args.group or ["S3"]),
         mixers=tuple(pick_names("ckda" if args.mixer is None else args.mixer, tuple(MIXERS), sets, "--mixer")),
         recipes=tuple(_recipes(args)),
         first_seed=args.seed,
         num_seeds=args.seeds,
-        lengths=_lengths(args.lengths),
+        lengths=None if args.lengths is None else pick_whole(args.lengths, "--lengths"),
         words=args.words,
         begin=args.begin,
         together=args.together,
@@ -206,20 +142,15 @@ def _recipes(args: argparse.Namespace) -> list[str]:
         try:
             names.append(RECIPES.name("+".join([text, *more])))
         except ValueError as error:
-            raise SystemExit(f"--recipe {error}") from error
+            raise ValueError(f"--recipe {error}") from error
     return list(dict.fromkeys(names))
 
 
-def _lengths(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        lengths = tuple(sorted({int(word) for word in text.split(",")}))
-    except ValueError as error:
-        raise SystemExit(f"--lengths {text}: it must be whole numbers with commas") from error
-    if lengths[0] < 1:
-        raise SystemExit(f"--lengths {text}: a length is at least 1")
-    return lengths
+def _groups(names: Sequence[str]) -> tuple[str, ...]:
+    """The groups by name or file; one that is not there is named alone, before anything else is looked at."""
+    for name in names:
+        task_named(name)
+    return tuple(names)
 
 
 # What is left beside the records, and what is printed ------------------------------------------------------------------
@@ -260,7 +191,9 @@ def table(result: TrackResult) -> tuple[list[str], list[list[str]]]:
         spread = " ".join(f"{v:.2f}" for v in one.scores[middle[-1]]) if middle else ""
         values = [f"{one.at(n):.3f}" if n in one.scores else "-" for n in lengths]
         rows.append([name, *values, spread, " ".join(f"{v:g}" for v in known) if known else ""])
-    return ["run", *map(str, lengths), f"all seeds at {middle_length(result)}", "published at 32, 128, 512"], rows
+    head = ["run", *map(str, lengths), f"all seeds at {middle_length(result)}", "published at 32, 128, 512"]
+    beside = any(row[-1] for row in rows)
+    return (head, rows) if beside else (head[:-1], [row[:-1] for row in rows])
 
 
 def markdown(result: TrackResult) -> str:

@@ -3,14 +3,15 @@
 import html
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from textwrap import wrap
 from typing import Any
 
-from ckda.experiments.common.show import ARMS, empty_figure, more_lines
+from ckda.experiments.common.show import ARMS
 from ckda.experiments.tracking.recipes import SHORTER
 from ckda.experiments.tracking.run import TrackResult, TrackRun
 from ckda.layers.complex_kda import RANGES
+from ckda.page import empty_figure
 
 __all__ = [
     "PUBLISHED",
@@ -73,6 +74,14 @@ def published(run: TrackRun) -> tuple[float, float, float] | None:
     return PUBLISHED.get(run.group, {}).get("+".join([run.mixer, *named]))
 
 
+_MORE = ("#2f7f4f", "#c8553d", "#b58900", "#2c8c99", "#8c564b", "#e377c2", "#000000", "#bcbd22", "#6baed6", "#fb9a99")
+
+
+def _more_lines() -> Iterator[dict[str, str]]:
+    """Colours and line styles by turns, for runs without a colour of their own: dashed the second time, dotted the third."""
+    return ({"color": colour, "linestyle": style} for style in itertools.cycle(("-", "--", ":")) for colour in _MORE)
+
+
 def groups_figure(result: TrackResult) -> Any:
     """One panel a group, one line a mixer and recipe, seeds thin and the best one thick (fig:group_word_problems).
 
@@ -111,7 +120,7 @@ def _finish_panel(axes: Any, group: str, runs: list[TrackRun]) -> None:
 
 def _styles(lines: Mapping[str, list[TrackRun]]) -> list[dict[str, str]]:
     """Colour and style of each line: the four ranges in their own colours, dashed with a constant momentum; others by turns."""
-    turns = more_lines()
+    turns = _more_lines()
     styles = []
     for run in (runs[0] for runs in lines.values()):
         words = [word.partition("=")[0] for word in run.recipe_now.split("+")]

@@ -26,11 +26,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ckda.experiments.common.show import empty_figure, print_table
+from ckda.command import make_folder
 from ckda.experiments.tracking.model import Tracker
 from ckda.experiments.tracking.recipes import RECIPES
 from ckda.experiments.tracking.run import load_replica, title
 from ckda.experiments.tracking.task import WordProblem, scaled_accuracy
+from ckda.page import empty_figure, print_table
 from ckda.record import environment, write_json
 from ckda.train.weights import read_weights
 
@@ -142,22 +143,10 @@ def _factor(logs: Sequence[float]) -> float:
 # The command ---------------------------------------------------------------------------------------------------------
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``ckda inspect horizon``."""
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="files runs/NAME.pt that `ckda track` wrote")
-    parser.add_argument("--check", metavar="RUN", nargs="+", default=[], help="further runs, which do not choose kappa")
-    parser.add_argument("--length", type=int, default=4096, help="how far it is measured (default: %(default)s)")
-    parser.add_argument("--out", default="runs/horizon", help="folder for JSON and figure (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="only the result as JSON on standard output")
-
-
 def run_command(args: argparse.Namespace) -> int:
     """Predict, compare, write JSON and figure."""
-    try:
-        result = inspect(args.runs, args.check, args.length)
-    except (ValueError, OSError) as error:
-        raise SystemExit(f"ckda inspect horizon: {error}") from error
-    out = Path(args.out)
+    out = make_folder(args.out)
+    result = inspect(args.runs, args.check, args.length)
     path = write_json(out / "horizon.json", result)
     horizon_figure(result).savefig(out / "horizon.png", dpi=160, metadata={"Software": None})
     if args.json:

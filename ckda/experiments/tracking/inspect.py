@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ckda import transition
+from ckda.command import make_folder
 from ckda.experiments.tracking.figures import mechanism_figure, quaternions_figure
 from ckda.experiments.tracking.model import Tracker
 from ckda.experiments.tracking.penalties import inexactness
@@ -169,22 +170,10 @@ def _span(columns: np.ndarray, share: float = 0.99) -> np.ndarray:
 # The command ---------------------------------------------------------------------------------------------------------
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``ckda inspect track``."""
-    parser.add_argument("run", metavar="RUN", help="a file runs/NAME.pt that `ckda track` wrote")
-    parser.add_argument("--seed", type=int, help="which of its seeds (default: the best)")
-    parser.add_argument("--length", type=int, default=512, help="how far the closure error is followed (default: 512)")
-    parser.add_argument("--out", help="folder for JSON and figure (default: inspect beside the run)")
-    parser.add_argument("--json", action="store_true", help="only the result as JSON on standard output")
-
-
 def run_command(args: argparse.Namespace) -> int:
     """Look, write JSON and figure, print the finding."""
-    try:
-        result = inspect(args.run, args.seed, args.length)
-    except ValueError as error:
-        raise SystemExit(f"ckda inspect track: {error}") from error
-    out = Path(args.out) if args.out else Path(args.run).resolve().parent.parent / "inspect"
+    out = make_folder(args.out) if args.out else Path(args.run).resolve().parent.parent / "inspect"
+    result = inspect(args.run, args.seed, args.length)
     name = f"{Path(args.run).stem}.seed{result['seed']}"
     path = write_json(out / f"{name}.json", result)
     mechanism_figure(result["mechanism"]).savefig(out / f"{name}.png", dpi=160)

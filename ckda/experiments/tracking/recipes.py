@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from ckda.train.recipe import Book, Change, number
+from ckda.train.recipe import Book, Change, decimal, number
 
 __all__ = ["RECIPES", "SHORTER"]
 
@@ -56,12 +56,12 @@ _PENALTIES = {
 
 
 def _steps(text: str) -> Change:
-    """N updates (600, 15k)"""
+    """N: updates (600, 15k)"""
     return Change(f"{number(text):,} updates", {"steps": number(text)})
 
 
 def _batch(text: str) -> Change:
-    """N words an update"""
+    """N: words an update"""
     return Change(f"{number(text)} words an update", {"batch": number(text)})
 
 
@@ -86,17 +86,20 @@ def _keep(text: str) -> Change:
 
 def _rate(field: str, optimizer: str) -> Callable[[str], Change]:
     def read(text: str) -> Change:
-        if not float(text) > 0:
+        if not decimal(text) > 0:
             raise ValueError("a learning rate is above 0")
-        return Change(f"{optimizer}'s learning rate {float(text):g}", {field: float(text)})
+        return Change(f"{optimizer}'s learning rate {decimal(text):g}", {field: decimal(text)})
 
-    read.__doc__ = f"{optimizer}'s peak learning rate"
+    read.__doc__ = f"RATE: {optimizer}'s peak learning rate"
     return read
 
 
 def _momentum(text: str) -> Change:
-    """Muon's momentum: a number, or `cycled` as the authors' code has it (.95, .85 at a tenth of the updates, .95)"""
-    return Change(f"Muon's momentum {text}", {"momentum": text if text == "cycled" else float(text)})
+    """M: Muon's momentum, a number from 0 to below 1, or `cycled` as the authors' code has it (.95, .85, .95)"""
+    value = text if text == "cycled" else decimal(text)
+    if isinstance(value, float) and not 0 <= value < 1:
+        raise ValueError("a momentum is at least 0 and below 1, or cycled")
+    return Change(f"Muon's momentum {text}", {"momentum": value})
 
 
 def _smoothing(text: str) -> Change:

@@ -12,6 +12,7 @@ two cups, with noise tokens in between that mean nothing:
     target y_t      -    (12)  (12)  (132)  (132)        where the cups are
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -205,11 +206,13 @@ def shell_game(cups: int, noise: int = 4) -> WordProblem:
 
 
 def read_table(path: str | Path) -> FiniteGroup:
-    """The group whose multiplication table stands in a JSON file, [[...], ...] of numbers from 0 or of names.
+    """The group whose multiplication table stands in a JSON file, [[...], ...] of numbers from 0 or of names, or {"table": it}.
 
     table[a][b] is the product ab; a table that is no group is refused with the reason.
     """
     rows = read_json(path)
+    if isinstance(rows, dict):  # as `ckda theory compile` reads it
+        rows = rows.get("table")
     if (
         not isinstance(rows, list)
         or not all(isinstance(row, list) and len(row) == len(rows) for row in rows)
@@ -236,8 +239,10 @@ def task_named(text: str) -> WordProblem:
     name, _, letters = text.partition(":")
     if name == "parity":
         task = WordProblem.named("Z2")
-    elif name.startswith("shell") and name[5:].isdigit() and 2 <= int(name[5:]) <= 5:
-        task = shell_game(int(name[5:]))
+    elif cups := re.fullmatch(r"shell(\d+)", name):
+        if not 2 <= int(cups[1]) <= 5:
+            raise ValueError(f"{name} has {cups[1]} cups; the shell game is played with 2 to 5, as shell3")
+        task = shell_game(int(cups[1]))
     elif name.endswith(".json"):
         try:
             G = read_table(name)

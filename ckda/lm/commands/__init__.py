@@ -1,11 +1,12 @@
 """``ckda lm``, a file a command: its configuration, ``run(config) -> result``, and the options that fill the configuration."""
 
 import argparse
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ModelChoice", "add_model_arguments"]
+__all__ = ["ModelChoice", "choose_model"]
 
 
 @dataclass(frozen=True)
@@ -39,17 +40,10 @@ class ModelChoice:
         return text_tokenizer(self.model, self.tokenizer)
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of a :class:`ModelChoice`."""
-    parser.add_argument("model", nargs="?", help="a model folder, a training run or a checkpoint")
-    parser.add_argument("--tokenizer", help="a tokenizer file, where none is beside the model")
-    parser.add_argument("--dtype", choices=["bf16", "fp32"], default=ModelChoice.dtype)
-    parser.add_argument("--backend", default=ModelChoice.backend, help="of the operator (default: %(default)s)")
-
-
 def choose_model(args: argparse.Namespace, out: Path) -> ModelChoice:
     """The model of the options; in a smoke run a tiny one that is trained now."""
     from ckda.command import filled, pick_device
+    from ckda.lm.models import unfinished
     from ckda.lm.tiny import tiny_run
 
     device = pick_device(args.device)
@@ -57,4 +51,6 @@ def choose_model(args: argparse.Namespace, out: Path) -> ModelChoice:
         return filled(ModelChoice, args, model=str(tiny_run(out / "tiny", args.seed)), device=device)
     if args.model is None:
         raise ValueError("name a model folder, a training run or a checkpoint")
+    if (note := unfinished(args.model)) is not None:
+        print(note, file=sys.stderr)
     return filled(ModelChoice, args, device=device)

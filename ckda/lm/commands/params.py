@@ -3,16 +3,11 @@
 import argparse
 import json
 
-from ckda.command import add_common_arguments, make_folder, one_line
+from ckda.command import make_folder
 from ckda.models.ladder import Total, parameter_table, totals
 from ckda.record import write_json
 
-__all__ = ["add_arguments", "run", "run_command"]
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``ckda lm params``."""
-    add_common_arguments(parser, "runs/lm/params")
+__all__ = ["run", "run_command"]
 
 
 def run() -> list[Total]:
@@ -20,7 +15,6 @@ def run() -> list[Total]:
     return totals()
 
 
-@one_line
 def run_command(args: argparse.Namespace) -> int:
     """Count, write, print."""
     out = make_folder(args.out)

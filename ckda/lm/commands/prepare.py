@@ -9,40 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ckda.command import add_common_arguments, count, every, filled, make_folder, one_line
+from ckda.command import every, filled, make_folder
 from ckda.lm.data import TokenStore
 from ckda.lm.prepare import Preparation, prepare
 from ckda.lm.tiny import SOURCE
 from ckda.train import deferred_interrupt
 
-__all__ = ["add_arguments", "run_command"]
+__all__ = ["run_command"]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``ckda lm prepare``."""
-    add_common_arguments(parser, "runs/lm/tokens")
-    parser.add_argument(
-        "sources",
-        nargs="*",
-        help="text, .jsonl or .parquet files (also .gz, .xz, .bz2), folders of them, or hf:NAME[:CONFIG]:SPLIT",
-    )
-    add = parser.add_argument
-    add(
-        "--tokenizer", help="a tokenizer's JSON file or folder, a name on the hub, or train:SIZE (default: %(default)s)"
-    )
-    add("--held-out", type=float, help="share of the documents that is kept for validation (default: %(default)s)")
-    add("--field", help="of a JSON or parquet record (default: %(default)s)")
-    add("--end-token", help="closes every document (default: the tokenizer's own)")
-    add("--shard-tokens", type=count, help="tokens a shard (default: %(default)s)")
-    add("--workers", type=int, help="processes; 0: one a core (default: %(default)s)")
-    add("--strict", action="store_true", help="a broken record ends the preparation")
-    add("--check", action="store_true", help="only compare the shards in --out with their checksums")
-    usual = Preparation("train:32768")
-    parser.set_defaults(**{name: getattr(usual, name) for name in ("tokenizer", "held_out", "field", "shard_tokens")})
-    parser.set_defaults(workers=usual.workers)
-
-
-@one_line
 def run_command(args: argparse.Namespace) -> int:
     """Prepare, or check what is prepared."""
     if args.check:

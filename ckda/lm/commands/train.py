@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from ckda.command import add_common_arguments, count, every, filled, make_folder, one_line, pick_device
+from ckda.command import every, filled, make_folder, pick_device
 from ckda.lm.log import NotFinite, Row
 from ckda.lm.parallel import World, join
 from ckda.lm.recipe import Recipe
@@ -18,60 +18,9 @@ from ckda.lm.tiny import tiny_tokens, tiny_training
 from ckda.lm.train import Options
 from ckda.lm.training import Training, TrainResult, recipe_for, run
 
-__all__ = ["RECIPE", "add_arguments", "config", "run_command"]
+__all__ = ["RECIPE", "config", "run_command"]
 
 RECIPE = tuple(f.name for f in fields(Recipe) if f.name not in ("steps", "branch", "betas", "eps"))
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``ckda lm train``."""
-    add_common_arguments(parser, "runs/lm/train")
-    add = parser.add_argument_group("what is trained").add_argument
-    add("--data", help="folder that ckda lm prepare wrote")
-    add("--model", help="SIZE:ARM of the ladder (tiny:ARM is a toy), or a JSON configuration (default: 47M:ckda)")
-    add("--init-from", metavar="MODEL", help="start from the weights of a model, a run or a checkpoint (fine-tuning)")
-    add("--tokens", type=count, help="to train on; or give --steps")
-    add("--steps", type=count, help="updates")
-    add("--branch", metavar="CHECKPOINT", help="cool down from a checkpoint of a --schedule constant run")
-    add("--config", metavar="FILE", help="all of it from the training.json of another run; only --out counts besides")
-    add = parser.add_argument_group("the recipe (what is not said is the size's own)").add_argument
-    add("--length", type=count, help="tokens a sequence")
-    add("--batch", type=count, help="sequences an update, over all devices")
-    add("--lr", type=float, help="peak learning rate")
-    add(
-        "--warmup",
-        type=float,
-        help="updates of warm-up, or below 1 their share (default: 0.05, at most the size's own)",
-    )
-    add("--schedule", choices=["wsd", "cosine", "constant"])
-    add("--cooldown", type=float, help="share of the updates that cool down (wsd; default: 0.2)")
-    add("--floor", type=float, help="where the cosine ends, as a share of the peak (default: 0.1)")
-    add("--clip", type=float, help="of the gradient's norm (default: 1)")
-    add("--weight-decay", type=float, help="of matrices (default: 0.1)")
-    add("--documents", choices=["joined", "separate"], help="may a sequence span documents? (default: joined)")
-    add("--dtype", choices=["bf16", "fp32"], help="(default: bf16 on CUDA, else fp32)")
-    add("--micro", type=int, help="sequences a device takes at once; 0: all of its own (default: 0)")
-    add("--log-every", type=count, help="updates between log lines (default: 10)")
-    add("--save-every", type=count, help="updates between checkpoints (default: 1000)")
-    add("--eval-every", type=count, help="updates between validations (default: 500)")
-    add("--eval-tokens", type=count, help="held-out tokens of a validation (default: 1M)")
-    add = parser.add_argument_group("how it is run").add_argument
-    add("--backend", default="auto", help="of the operator: auto, triton, fla, chunked")
-    add("--parallel", choices=["auto", "none", "ddp", "fsdp"], default="auto", help="under torchrun")
-    add("--gather", choices=["fp32", "bf16"], default="fp32", help="dtype in which FSDP moves weights")
-    add("--compile", action="store_true", help="every layer through torch.compile")
-    add(
-        "--no-graph",
-        dest="graph",
-        action="store_false",
-        help="launch kernels one by one (one GPU replays a CUDA graph)",
-    )
-    add("--checkpointing", action="store_true", help="recompute activations: less memory, more time")
-    add("--keep", type=int, default=2, help="checkpoints that stay; 0: all (default: %(default)s)")
-    add("--time-limit", type=float, default=float("inf"), help="seconds, then save and end")
-    add("--tensorboard", action="store_true", help="also write --out/tensorboard")
-    add("--no-verify", dest="verify", action="store_false", help="trust the tokens' checksums")
-    add("--fresh", action="store_true", help="start anew, whatever is in --out")
 
 
 def config(args: argparse.Namespace, device: str) -> Training:
@@ -97,7 +46,6 @@ def smoke(args: argparse.Namespace, world: World) -> Training:
     return replace(tiny, options=filled(Options, args), backend=args.backend, fresh=args.fresh)
 
 
-@one_line
 def run_command(args: argparse.Namespace) -> int:
     """Train and tell."""
     world = join(pick_device(args.device))
@@ -129,9 +77,10 @@ def status(stopped: str | None) -> int:
 def _tell(result: TrainResult, out: Path) -> None:
     parts = [f"{result.model}: {result.parameters / 1e6:.2f} M parameters, update {result.step}"]
     if result.loss is not None:
-        parts.append(f"loss {result.loss:.4f}")
+        parts.append(f"loss {result.loss:.4f} (mean of the last {min(10, result.step)} updates)")
     if result.held_out_loss is not None:
-        parts.append(f"held out {result.held_out_loss:.4f}")
+        then = result.validations[-1].step
+        parts.append(f"held out {result.held_out_loss:.4f}" + ("" if then == result.step else f" (at update {then})"))
     if result.tokens_per_second:
         parts.append(f"{result.tokens_per_second:,.0f} tokens/s")
     if result.mfu:

@@ -90,21 +90,24 @@ def _form(call: Call) -> Any:
     return recurrent if call.backend == "triton-recurrent" else chunk
 
 
-def forward(call: Call) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """o [B, T, HV, V], the final state [N, HV, K, V], and what :func:`backward` reads again."""
-    return _form(call).forward(call)
+def forward(call: Call, kept: dict[str, Any]) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+    """o [B, T, HV, V], the final state [N, HV, K, V] where it is asked for, and what :func:`backward` reads again.
+
+    `kept` holds what calls of this kind share: see :mod:`ckda.ops.triton.replay`.
+    """
+    return _form(call).forward(call, kept)
 
 
-def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None) -> Gradients:
+def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None, kept: dict[str, Any]) -> Gradients:
     """The gradients of :func:`forward`."""
-    return _form(call).backward(call, saved, do, dfinal)
+    return _form(call).backward(call, saved, do, dfinal, kept)
 
 
-def step(call: Call, inplace: bool) -> tuple[Tensor, Tensor]:
-    """One token from `call.initial_state`: o [B, 1, HV, V] and the next state, which is the same memory if `inplace`."""
+def step(call: Call, inplace: bool, kept: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """One token, without the time axis: o [B, HV, V] and the next state, in the memory of the given one if `inplace`."""
     from ckda.ops.triton import recurrent
 
-    return recurrent.step(call, inplace)
+    return recurrent.step(call, inplace, kept)
 
 
 def saved_like(call: Call) -> list[Tensor]:

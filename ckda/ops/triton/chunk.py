@@ -4,16 +4,19 @@ Both sets of kernels have the same four doors, `intra`, `states`, `reverse` and 
 """
 
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ckda.ops.call import Call, Gradients
+from ckda.ops.call import NUM_TENSORS, Call, Gradients
 from ckda.ops.triton import replay
 from ckda.ops.triton.hopper import launch as hopper
-from ckda.ops.triton.launch import Launch, aligned, assemble
-from ckda.ops.triton.plan import OUTPUTS, Passed, Plan, Saved, Work, empty_saved, find_chunks, plan
+from ckda.ops.triton.launch import Launch, aligned, assemble, compile_together, tidied
+from ckda.ops.triton.plan import Passed, Plan, Work, empty_saved, find_chunks, is_bounded, open_saved, plan
 from ckda.ops.triton.portable import launch as portable
+from ckda.ops.triton.replay import Kept
+from ckda.ops.triton.sums import gate_sums
 
 __all__ = ["backward", "forward", "launches", "saved_like"]
 
@@ -22,13 +25,25 @@ def _kernels(call: Call) -> ModuleType:
     return hopper if call.backend == "triton-hopper" else portable
 
 
-def _work(call: Call, p: Plan, x: Saved) -> Work:
+def _work(call: Call, p: Plan, memory: Tensor) -> Work:
+    x = open_saved(p, memory)
     return Work(call, p, x, find_chunks(p, x))
 
 
 def saved_like(call: Call) -> list[Tensor]:
     """Empty tensors of the shapes that :func:`forward` saves."""
-    return [*empty_saved(call, plan(call))]
+    return [empty_saved(call, plan(call))]
+
+
+class _Run:
+    """Launches as they are run, with what Triton compiled for each: what a tape is made of."""
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[Launch, Any]] = []
+
+    def __call__(self, *launches: Launch) -> None:
+        compile_together(launches)
+        self.launches += [(launch, launch()) for launch in launches]
 
 
 def _G(w: Work) -> Tensor:
@@ -41,7 +56,7 @@ def _inner(w: Work) -> Tensor:
     return w.x.rho.new_empty(w.p.B, w.p.num_segments - 1, w.p.HV, w.p.K, w.p.V)
 
 
-def _segment_starts(w: Work) -> Tensor:
+def _segment_starts(w: Work, run: _Run) -> Tensor:
     """The exact state at the start of every segment [B * num_segments, HV, K, V].
 
     The first segment's end comes from its own run; the segments after it but the last need their transitions.
@@ -51,45 +66,58 @@ def _segment_starts(w: Work) -> Tensor:
     if w.call.initial_state is not None:
         given, initial = w.call.start_state().contiguous(), _inner(w).zero_()
         initial[:, 0] = given
-    kernels.states(w, initial, None, offsets, "offset", range(last))()
+    launches = [kernels.states(w, initial, None, offsets, "offset", range(last))]
     if last > 1:
-        kernels.states(w, None, None, w.x.transitions, "transition", range(1, last))()
+        launches.append(kernels.states(w, None, None, w.x.transitions, "transition", range(1, last)))
     carry = portable.carry(w, given, offsets)
-    carry()
+    run(*launches, carry)
     return carry.arguments["p_carried"]
 
 
-def forward(call: Call) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """o [B, T, HV, V], the final state [N, HV, K, V], and what :func:`backward` reads again."""
-    p, given = plan(call), call.tensors
-    key, tape = replay.find("forward", call, given) if p.num_segments == 1 else (None, None)
-    if tape is not None:
-        o, final, *saved = tape.run(given)
-        return o, final, saved  # type: ignore[return-value]
-    w, kernels = _work(call, p, empty_saved(call, p)), _kernels(call)
+def forward(call: Call, kept: Kept) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+    """o [B, T, HV, V], the final state [N, HV, K, V] where it is asked for, and what :func:`backward` reads again.
+
+    `kept` is for calls of this kind alone: launches are kept there, and taken from there.
+    """
+    call = tidied(call)
+    made = replay.rerun(kept, "forward", call.tensors)
+    if made is None:
+        made = _forward(call, kept)
+    o, final, memory = made
+    assert o is not None
+    assert memory is not None
+    if final is not None:
+        final = final.unflatten(0, (call.num_sequences, -1))[:, -1].contiguous()
+    return o, final, [memory]
+
+
+def _forward(call: Call, kept: Kept) -> list[Tensor | None]:
+    """o, the final state of every segment or None, and the memory of what is saved."""
+    p = plan(call)
+    memory = empty_saved(call, p)
+    w, kernels, run = _work(call, p, memory), _kernels(call), _Run()
     G = _G(w)
-    launches = [*portable.places(w), kernels.intra(w, G), portable.solver(w, G)]
-    run = [(launch, launch()) for launch in launches]
-    del G
-    initial = None if call.initial_state is None else call.start_state().contiguous()
+    launches, initial = [*portable.places(w), kernels.intra(w, G), portable.solver(w, G)], call.initial_state
     if p.num_segments > 1:
-        initial = _segment_starts(w)
+        run(*launches)
+        launches, initial = [], _segment_starts(w, run)
     final = w.x.rho.new_empty(p.N * p.num_segments, p.HV, p.K, p.V)
-    o = torch.empty_like(call.v, memory_format=torch.contiguous_format)
-    launch = kernels.states(w, initial, o, final, "none", p.segments)
-    replay.record(key, [*run, (launch, launch())], given, (o, final, *w.x))
-    return o, final.unflatten(0, (p.N, -1))[:, -1].contiguous(), [*w.x]
+    o = torch.empty_like(call.v)
+    run(*launches, kernels.states(w, initial, o, final, "none", p.segments))
+    made = [o, final if call.output_final_state else None, memory]
+    if p.num_segments == 1 or call.initial_state is None:  # else it was copied into place, which is no launch of ours
+        replay.record(kept, "forward", run.launches, call.tensors, made)
+    return made
 
 
-def _segment_ends(w: Work, do: Tensor, dfinal: Tensor | None) -> Tensor:
+def _segment_ends(w: Work, do: Tensor, dfinal: Tensor | None, run: _Run) -> Tensor:
     """The gradient of the state after every segment, [B * num_segments, HV, K, V]: the adjoint of :func:`_segment_starts`."""
     offsets, given = _inner(w), dfinal
     if given is not None:
         dfinal = _inner(w).zero_()
         dfinal[:, -1] = given
-    _kernels(w.call).reverse(w, do, dfinal, offsets, None, range(1, w.p.num_segments))()
     carry = portable.carry(w, given, offsets, reverse=True)
-    carry()
+    run(_kernels(w.call).reverse(w, do, dfinal, offsets, None, range(1, w.p.num_segments)), carry)
     return carry.arguments["p_carried"]
 
 
@@ -98,38 +126,45 @@ def _empty_passed(w: Work) -> Passed:
     return Passed(dv, portable.empty_duy(w), torch.empty_like(w.x.states))
 
 
-def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None) -> Gradients:
+def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None, kept: Kept) -> Gradients:
     """Gradients of everything :class:`Gradients` names, from do [B, T, HV, V] and dfinal [N, HV, K, V] or None.
 
-    The last of `saved` is o.
+    `saved` are the memory that :func:`forward` left, and o.
     """
-    *kept, o = saved
-    p, do = plan(call), aligned(do)
-    dfinal = None if dfinal is None else dfinal.float().contiguous()
-    given = (*call.tensors, *saved, do, dfinal)
-    key, tape = replay.find("backward", call, given) if p.num_segments == 1 else (None, None)
-    if tape is not None:
-        made = tape.run(given)
-        return _assemble(call, made[0], made[1], dict(zip(OUTPUTS, made[2:], strict=True)))
-    w, kernels = _work(call, p, Saved(*kept)), _kernels(call)
+    first = 2 if is_bounded(call) else 0  # decayed q and k were saved
+    tidy, do, name = tidied(call, first), aligned(do), "backward"
+    given = [*tidy.tensors[first:], *map(aligned, saved), do]
+    if dfinal is not None:
+        name = "backward with the state's"
+        given.append(aligned(dfinal.float()))
+    made = replay.rerun(kept, name, given)
+    if made is None:
+        made = _backward(tidy, given, kept, name)
+    return assemble(call, *made)  # type: ignore[arg-type]
+
+
+def _backward(call: Call, given: list[Tensor | None], kept: Kept, name: str) -> list[Tensor | None]:
+    """The arguments of :func:`assemble`; given are the tensors of the call, the memory of what was saved, o, do, and dfinal."""
+    p, num = plan(call), NUM_TENSORS - 2 * is_bounded(call)
+    memory, o, do, dfinal = (*given[num:], None)[:4]
+    assert memory is not None
+    assert o is not None
+    assert do is not None
+    state_gradient = dfinal is not None
+    w, kernels, run = _work(call, p, memory), _kernels(call), _Run()
     if p.num_segments > 1:
-        dfinal = _segment_ends(w, do, dfinal)
+        dfinal = _segment_ends(w, do, dfinal, run)
     passed, dinitial = _empty_passed(w), None
     if call.initial_state is not None:
         dinitial = w.x.rho.new_empty(p.N * p.num_segments, p.HV, p.K, p.V)
     reverse = kernels.reverse(w, do, dfinal, dinitial, passed, p.segments)
-    run = [(reverse, reverse())]
     ends, out = kernels.gradients(w, o, do, passed)
-    run += [(launch, launch()) for launch in ends]
-    replay.record(key, run, given, (passed.dv, dinitial, *(out[name] for name in OUTPUTS)))
-    if dinitial is not None:
-        dinitial = dinitial.unflatten(0, (p.N, -1))[:, 0].contiguous()
-    return _assemble(call, passed.dv, dinitial, out)
-
-
-def _assemble(call: Call, dv: Tensor | None, dinitial: Tensor | None, out: dict[str, Tensor | None]) -> Gradients:
-    assert dv is not None
-    return assemble(call, out | {"p_dv": dv.to(call.v.dtype), "p_dinitial": dinitial})
+    sums, dA_log, ddt_bias = gate_sums(call, out)
+    run(reverse, *ends, *sums)
+    made = [out["p_dq"], out["p_dk"], passed.dv, out["p_dg"], out["p_dbeta"], dA_log, ddt_bias, dinitial]
+    if p.num_segments == 1 or not state_gradient:  # else it was copied into place, which is no launch of ours
+        replay.record(kept, name, run.launches, given, made)
+    return made
 
 
 def launches(call: Call) -> list[Launch]:
@@ -137,7 +172,7 @@ def launches(call: Call) -> list[Launch]:
     p = plan(call)
     w, kernels = _work(call, p, empty_saved(call, p)), _kernels(call)
     o, state, G, passed, segments = torch.empty_like(call.v), call.zero_state(), _G(w), _empty_passed(w), w.p.segments
-    ends, _ = kernels.gradients(w, o, o, passed)
+    ends, out = kernels.gradients(w, o, o, passed)
     return [
         *portable.places(w),
         kernels.intra(w, G),
@@ -149,4 +184,5 @@ def launches(call: Call) -> list[Launch]:
         kernels.reverse(w, o, state, state, passed, segments),
         kernels.reverse(w, o, state, state, None, segments),
         *ends,
+        *gate_sums(call, out)[0],
     ]

@@ -1,16 +1,32 @@
 """One kernel launch as data, and what every launch shares."""
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
+import triton
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-from ckda.ops.call import Call, Gradients
+from ckda.ops.call import NUM_TENSORS, Call, Gradients
 
-__all__ = ["Launch", "aligned", "assemble", "contiguous", "gate_arguments", "launch", "power_of_two", "state_warps"]
+__all__ = [
+    "Launch",
+    "aligned",
+    "assemble",
+    "compile_together",
+    "contiguous",
+    "enter_context",
+    "gate_arguments",
+    "is_tidy",
+    "launch",
+    "power_of_two",
+    "state_warps",
+    "tidied",
+]
 
 
 def state_warps(BK: int, BV: int) -> int:
@@ -43,9 +59,8 @@ class Launch(NamedTuple):
             if not isinstance(self.kernel, JITFunction):  # interpreted
                 self.kernel[self.grid](**self.arguments, **self.options)
                 return None
-            arguments = [self.arguments[name] for name in self.kernel.arg_names]
-            options = (self.num_warps, self.num_stages, self.maxnreg, torch.cuda.current_device())
-            key = (id(self.kernel), *options, *map(_kind, arguments))
+            enter_context(torch.cuda.current_device())
+            arguments, key = self._ordered(), self._key()
             compiled = _COMPILED.get(key)
             if compiled is not None:
                 compiled[(*self.grid, 1, 1)[:3]](*arguments)
@@ -54,6 +69,41 @@ class Launch(NamedTuple):
                 _COMPILED.clear()
             compiled = _COMPILED[key] = self.kernel[self.grid](**self.arguments, **self.options)
             return compiled
+
+    def _ordered(self) -> list[Any]:
+        """The arguments in the kernel's order."""
+        return [self.arguments[name] for name in self.kernel.arg_names]
+
+    def _key(self) -> tuple:
+        """What the compiled kernel depends on."""
+        options = (self.num_warps, self.num_stages, self.maxnreg, torch.cuda.current_device())
+        return (id(self.kernel), *options, *map(_kind, self._ordered()))
+
+
+def compile_together(launches: Sequence[Launch]) -> None:
+    """Compile what was never run side by side: Triton's compiler works outside of Python's lock, and so does the assembler.
+
+    Nothing where Triton interprets or cannot do it; then each is compiled when it is run.
+    """
+    mode = getattr(triton, "AsyncCompileMode", None)
+    if mode is None or not all(isinstance(x.kernel, JITFunction) for x in launches):
+        return
+    with _on_device(launches[0].arguments.values()):
+        new = [x for x in launches if x._key() not in _COMPILED]
+        if len(new) < 2:
+            return
+        device = torch.cuda.current_device()
+        with ThreadPoolExecutor(len(new)) as threads:
+            with mode(threads, ignore_errors=True):  # an error comes again when it is run
+                futures = [x.kernel.run(grid=x.grid, warmup=True, **x.arguments, **x.options) for x in new]
+            kernels = [future.result(True) if hasattr(future, "result") else future for future in futures]
+            list(threads.map(_load, kernels, [device] * len(kernels)))
+
+
+def _load(kernel: Any, device: int) -> None:
+    """Put a compiled kernel onto the device, and compile the C function that launches it."""
+    with torch.cuda.device(device):
+        _ = None if kernel is None else kernel.run
 
 
 _COMPILED: dict[tuple, Any] = {}  # kernel, options, device and kinds of arguments -> what Triton made of them
@@ -73,6 +123,16 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
 
 
 _HERE = nullcontext()
+_THREAD = threading.local()
+
+
+def enter_context(device: int) -> None:
+    """Make the device's context this thread's: describing tiles needs it, and a thread of autograd's may have none yet."""
+    if getattr(_THREAD, "device", None) != device:
+        torch.cuda.mem_get_info(
+            device
+        )  # any question that goes to the device; this one may be asked while a graph is recorded
+        _THREAD.device = device
 
 
 def _on_device(arguments: Iterable[Any]) -> AbstractContextManager:
@@ -91,6 +151,11 @@ def power_of_two(n: int) -> int:
         (16, 64, 128)
     """
     return max(16, 1 << (n - 1).bit_length())
+
+
+def is_tidy(x: Tensor | None) -> bool:
+    """Whether kernels can read x where it lies: it is contiguous and begins at a multiple of 16 bytes."""
+    return x is None or (x.is_contiguous() and x.data_ptr() % 16 == 0)
 
 
 def contiguous(x: Tensor | None) -> Tensor | None:
@@ -127,12 +192,41 @@ def gate_arguments(call: Call, unread: tuple[str, ...] = ()) -> dict[str, Any]:
     }
 
 
-def assemble(call: Call, out: dict[str, Any]) -> Gradients:
-    """What a backward kernel wrote, as :class:`Gradients`: grouped heads and the sequences' or chunks' parts summed."""
-    dq, dk, H = out["p_dq"], out["p_dk"], call.q.shape[2]
-    if call.group > 1:
+def assemble(
+    call: Call,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    dg: Tensor,
+    dbeta: Tensor,
+    dA_log: Tensor | None,
+    ddt_bias: Tensor | None,
+    dinitial: Tensor | None,
+) -> Gradients:
+    """What backward kernels wrote, as :class:`Gradients`: grouped heads summed, in the arguments' dtypes.
+
+    dinitial is [N, HV, K, V], or [N * num_segments, HV, K, V], of which the first of each sequence counts.
+    """
+    H = call.q.shape[2]
+    if dq.shape[2] > H:
         dq, dk = (x.unflatten(2, (H, -1)).sum(3, dtype=torch.float32).to(call.q.dtype) for x in (dq, dk))
-    dA_log = None if call.A_log is None else out["p_dlog_rate"].sum((0, 2)).to(call.A_log.dtype)
-    ddt_bias = None if call.dt_bias is None else out["p_dbias"].sum(0).flatten().to(call.dt_bias.dtype)
-    dinitial = None if call.initial_state is None else out["p_dinitial"].to(call.initial_state.dtype)
-    return Gradients(dq, dk, out["p_dv"], out["p_dg"], out["p_dbeta"], dA_log, ddt_bias, None, None, dinitial)
+    if dv.dtype != call.v.dtype:
+        dv = dv.to(call.v.dtype)
+    if call.initial_state is not None and dinitial is not None:
+        dinitial = dinitial.unflatten(0, (call.num_sequences, -1))[:, 0].to(call.initial_state.dtype).contiguous()
+    return Gradients(dq, dk, dv, dg, dbeta, dA_log, ddt_bias, None, None, dinitial)
+
+
+def tidied(call: Call, first: int = 0) -> Call:
+    """The call as kernels read it, which know no strides: tensors contiguous, at multiples of 16 bytes, the state in float32.
+
+    Itself where that is so, as it mostly is. Fields before the `first` are not read, and stay as they are.
+    """
+    state, read = call.initial_state, call.tensors[first:]
+    if (state is None or state.dtype == torch.float32) and all(map(is_tidy, read)):
+        return call
+    if state is not None:
+        call = call._replace(initial_state=state.float())
+    tidy: list[Any] = [*call]
+    tidy[first:NUM_TENSORS] = (None if x is None else aligned(x) for x in call.tensors[first:])
+    return Call(*tidy)

@@ -4,6 +4,7 @@ Configurations are chosen by rule from K, V and the dtype; nothing is tuned at r
 the number of heads, and there are no atomics: a sequence gives the same bits alone, in a batch, and on every run.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +25,8 @@ __all__ = [
     "empty_saved",
     "find_chunks",
     "gradient_outputs",
+    "is_bounded",
+    "open_saved",
     "plan",
 ]
 
@@ -34,6 +37,7 @@ KEYS = ("q_forward", "k_forward", "k_back", "forward")
 SQUARES = ("A", "solver", "solver_low", "solver_rest")
 _PARTS = {"keys": KEYS, "squares": SQUARES, "y": ("y", "y_low")}  # of the tensors that are kept
 _PLACE = {name: (field, i) for field, names in _PARTS.items() for i, name in enumerate(names)}
+ALIGNMENT = 512  # bytes, of each tensor that is kept
 SPLIT_FROM = 512  # chunks from which a sequence is split: shorter ones fill the card by their batch
 
 
@@ -93,6 +97,11 @@ class Plan(NamedTuple):
         return "packed" if self.packed else "ragged" if self.T % self.C else "whole"
 
 
+def is_bounded(call: Call) -> bool:
+    """Whether |alpha| is at least e^-5."""
+    return call.gate in ("signed", "sigmoid")
+
+
 def plan(call: Call) -> Plan:
     """The call's :class:`Plan`; packed sequences get as many chunks as could ever be needed, without reading cu_seqlens."""
     B, T, H, K = call.q.shape
@@ -116,7 +125,7 @@ def plan(call: Call) -> Plan:
         num_segments=-(-NC // SEGMENT) if long else 1,
         dtype=dtype,
         work_dtype=dtype if dtype in FAST else torch.float32,
-        bounded=call.gate in ("signed", "sigmoid"),
+        bounded=is_bounded(call),
         padded=call.backend == "triton-hopper" and (packed or T % CHUNK > 0),
         given=not call.beta_range,
     )
@@ -166,12 +175,19 @@ class Saved(NamedTuple):
         return found
 
 
-def empty_saved(call: Call, p: Plan) -> Saved:
-    """Room for what the forward pass leaves."""
+class _Room:
+    """Tensors side by side in one piece of memory; without memory, how much of it they need."""
 
-    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=call.v.device)
+    def __init__(self, memory: Tensor | None = None) -> None:
+        self.memory, self.used = memory, 0  #: uint8; bytes
 
+    def __call__(self, *shape: int, dtype: torch.dtype = torch.float32) -> Any:
+        first, size = self.used, math.prod(shape) * dtype.itemsize
+        self.used += -(-size // ALIGNMENT) * ALIGNMENT
+        return None if self.memory is None else self.memory[first : first + size].view(dtype).view(shape)
+
+
+def _lay_out(p: Plan, empty: _Room) -> Saved:
     keys, values, square = ((p.rows, p.HV, n) for n in (p.K, p.V, p.C))
     return Saved(
         keys=empty(4 if p.bounded else 3, *keys, dtype=p.work_dtype),
@@ -186,6 +202,18 @@ def empty_saved(call: Call, p: Plan) -> Saved:
         transitions=empty(p.B, max(p.num_segments - 2, 0), p.HV, p.K, p.K),
         chunks=empty(2 * p.slots + p.N if p.packed else 0, dtype=torch.int32),
     )
+
+
+def empty_saved(call: Call, p: Plan) -> Tensor:
+    """Room for what the forward pass leaves: one allocation, uint8, for the host pays for each."""
+    room = _Room()
+    _lay_out(p, room)
+    return torch.empty(room.used, dtype=torch.uint8, device=call.v.device)
+
+
+def open_saved(p: Plan, memory: Tensor) -> Saved:
+    """What lies where in that room."""
+    return _lay_out(p, _Room(memory))
 
 
 class Work(NamedTuple):

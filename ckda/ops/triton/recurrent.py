@@ -23,8 +23,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ckda.ops.call import Call, Gradients
-from ckda.ops.triton.launch import Launch, assemble, contiguous, gate_arguments, power_of_two, state_warps
+from ckda.ops.call import Call, Gradients, at_time
+from ckda.ops.triton import replay
+from ckda.ops.triton.launch import (
+    Launch,
+    aligned,
+    assemble,
+    contiguous,
+    gate_arguments,
+    power_of_two,
+    state_warps,
+    tidied,
+)
+from ckda.ops.triton.replay import Kept
+from ckda.ops.triton.sums import gate_sums
 from ckda.ops.triton.tile import alpha_gate, gate_gradient, learning_rate
 
 __all__ = ["backward", "forward", "launches", "recurrent_backward_kernel", "recurrent_kernel", "saved_like", "step"]
@@ -281,7 +293,7 @@ def recurrent_backward_kernel(
 
 def _arguments(call: Call) -> dict[str, Any]:
     return gate_arguments(call) | {
-        "p_initial": None if call.initial_state is None else call.start_state().contiguous(),
+        "p_initial": call.initial_state,
         "p_cu_seqlens": contiguous(call.cu_seqlens),
         "V": call.v.shape[3],
         "HAS_INITIAL": call.initial_state is not None,
@@ -314,11 +326,17 @@ def saved_like(call: Call) -> list[Tensor]:
     return [_empty(call, *call.v.shape)]
 
 
-def forward(call: Call) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """o [B, T, HV, V], the final state [N, HV, K, V], and r."""
-    o, r = torch.empty_like(call.v, memory_format=torch.contiguous_format), _empty(call, *call.v.shape)
-    final = torch.empty_like(call.zero_state())
-    forward_launch(call, o, r, final, power_of_two(call.v.shape[-1]))()
+def forward(call: Call, kept: Kept) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+    """o [B, T, HV, V], the final state [N, HV, K, V] where it is asked for, and r."""
+    call = tidied(call)
+    made = replay.rerun(kept, "forward", call.tensors)
+    if made is None:
+        o, r = torch.empty_like(call.v), _empty(call, *call.v.shape)
+        final = torch.empty_like(call.zero_state()) if call.output_final_state else None
+        launch = forward_launch(call, o, r, final, power_of_two(call.v.shape[-1]))
+        made = [o, final, r]
+        replay.record(kept, "forward", [(launch, launch())], call.tensors, made)
+    o, final, r = made  # type: ignore[assignment]
     return o, final, [r]
 
 
@@ -327,18 +345,25 @@ _STEP_BLOCK = 32  # value columns of the state that one program of a decoding st
 
 def step_launch(call: Call, o: Tensor, following: Tensor) -> Launch:
     """One token: from `call.initial_state` to `following`, which may be the same memory."""
-    return forward_launch(call, o, None, following, min(_STEP_BLOCK, power_of_two(call.v.shape[-1])))
+    launch = forward_launch(call, o, None, following, min(_STEP_BLOCK, power_of_two(call.v.shape[-1])))
+    return launch._replace(num_warps=min(2, launch.num_warps))
 
 
-def step(call: Call, inplace: bool) -> tuple[Tensor, Tensor]:
-    """o [B, 1, HV, V] and the next state; each program reads its part of the state whole before it writes it."""
-    assert call.initial_state is not None
-    o = torch.empty_like(call.v, memory_format=torch.contiguous_format)
-    direct = inplace and call.initial_state.is_contiguous() and call.initial_state.dtype == torch.float32
-    following = call.initial_state if direct else torch.empty_like(call.zero_state())
-    step_launch(call, o, following)()
+def step(call: Call, inplace: bool, kept: Kept) -> tuple[Tensor, Tensor]:
+    """o [B, HV, V] and the next state; each program reads its part of the state whole before it writes it."""
+    state, call = call.initial_state, tidied(call)
+    assert state is not None
+    direct = inplace and call.initial_state is state
+    name = "step in place" if direct else "step"
+    made = replay.rerun(kept, name, call.tensors)
+    if made is None:
+        o, following = torch.empty_like(call.v), state if direct else torch.empty_like(call.start_state())
+        launch = step_launch(at_time(call), o, following)
+        made = [o, None if direct else following]
+        replay.record(kept, name, [(launch, launch())], call.tensors, made)
+    o, following = made[0], state if made[1] is None else made[1]  # type: ignore[assignment]
     if inplace and not direct:
-        following = call.initial_state.copy_(following)
+        following = state.copy_(following)
     return o, following
 
 
@@ -351,8 +376,8 @@ def _backward_launch(call: Call, r: Tensor, do: Tensor, dfinal: Tensor | None) -
     arguments = _arguments(call)
     arguments |= {
         "p_r": r,
-        "p_do": do.contiguous(),
-        "p_dfinal": None if dfinal is None else dfinal.float().contiguous(),
+        "p_do": do,
+        "p_dfinal": dfinal,
         "p_dr": _empty(call, B, T, HV, V),
         "p_Eu": _empty(call, B, T, HV, K),
         "p_dq": _empty(call, B, T, HV, K, dtype=key_dtype),
@@ -373,7 +398,9 @@ def _backward_launch(call: Call, r: Tensor, do: Tensor, dfinal: Tensor | None) -
 def launches(call: Call) -> list[Launch]:
     """The launches of one forward and backward pass: for compiling, not for running."""
     o, r, state = torch.empty_like(call.v), saved_like(call)[0], call.zero_state()
-    return [forward_launch(call, o, r, state, power_of_two(call.v.shape[-1])), _backward_launch(call, r, o, state)]
+    backward = _backward_launch(call, r, o, state)
+    sums = gate_sums(call, backward.arguments)[0]
+    return [forward_launch(call, o, r, state, power_of_two(call.v.shape[-1])), backward, *sums]
 
 
 def step_launches(call: Call) -> list[Launch]:
@@ -381,8 +408,16 @@ def step_launches(call: Call) -> list[Launch]:
     return [step_launch(call._replace(initial_state=call.zero_state()), torch.empty_like(call.v), call.zero_state())]
 
 
-def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None) -> Gradients:
+def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None, kept: Kept) -> Gradients:
     """Gradients of everything :class:`Gradients` names; `saved` is r and o, of which o is not read."""
-    launch = _backward_launch(call, saved[0], do, dfinal)
-    launch()
-    return assemble(call, launch.arguments)
+    tidy, do = tidied(call), aligned(do)
+    dfinal = None if dfinal is None else aligned(dfinal.float())
+    name, given = "backward" if dfinal is None else "backward with the state's", (*tidy.tensors, saved[0], do, dfinal)
+    made = replay.rerun(kept, name, given)
+    if made is None:
+        launch = _backward_launch(tidy, saved[0], do, dfinal)
+        sums, dA_log, ddt_bias = gate_sums(tidy, launch.arguments)
+        made = [*(launch.arguments[f"p_d{x}"] for x in ("q", "k", "v", "g", "beta")), dA_log, ddt_bias]
+        made.append(launch.arguments["p_dinitial"])
+        replay.record(kept, name, [(x, x()) for x in (launch, *sums)], given, made)
+    return assemble(call, *made)  # type: ignore[arg-type]

@@ -1,9 +1,12 @@
 """What a kind of call launches, kept: the same kernels on other tensors, without preparing them again.
 
-Preparing the launches of a forward and a backward pass costs the host about half a millisecond: dictionaries of arguments,
-descriptors of tiles, looking up what was compiled. All of it but the addresses follows from shapes, dtypes and options. So the
-first call of a kind is run as it comes, and its launches are kept as a :class:`Tape`: arguments with holes, and which tensor's
-address fills each.
+Preparing launches costs the host more than launching: dictionaries of arguments, descriptors of tiles, looking up what was
+compiled. All of it but the addresses follows from shapes, dtypes and options. So the first call of a kind is run as it comes, and
+its launches are kept as a :class:`Tape`: arguments with holes, and which tensor's address fills each. What was filled in for a
+set of addresses is kept too: the memory of one training step is that of the next.
+
+Whatever lies between the kernels is one allocation a call, made afresh from torch's allocator: calls may overlap on several
+streams and in several threads, and inside a recorded graph.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,14 +17,15 @@ import torch
 import triton
 from torch import Tensor
 
-from ckda.ops.call import Call
-from ckda.ops.triton.launch import Launch
+from ckda.ops.triton.launch import Launch, enter_context, is_tidy
 
-__all__ = ["Tape", "find", "forget", "record"]
+__all__ = ["Kept", "Tape", "kept_for", "record", "rerun"]
 
-MAX_TAPES, MAX_TILES = 256, 64
-_TAPES: dict[tuple, "Tape | None"] = {}
-_NUM_TENSORS = Call._fields.index("gate")
+MAX_FILLED = 128  #: sets of addresses that a tape remembers
+ALIGNMENT = 512  #: bytes, of what lies between the kernels: torch's allocator gives the same
+
+#: what calls of one kind share: their tapes by name
+Kept = dict[str, "Tape"]
 
 
 class Step(NamedTuple):
@@ -32,84 +36,97 @@ class Step(NamedTuple):
     fixed: tuple  #: the compiled function and its properties
     arguments: list[Any]  #: as the function takes them, with holes
     pointers: tuple[tuple[int, int, int], ...]  #: (place, slot, offset): an address that fills a hole
-    tiles: tuple[
-        tuple[int, int, int, Callable[[int], Any], dict[int, Any]], ...
-    ]  #: the same for descriptors, with those made
+    tiles: tuple[tuple[int, int, int, Callable[[int], Any]], ...]  #: the same for descriptors of tiles
+
+    def filled(self, stream: int, addresses: Sequence[int]) -> tuple[Callable[..., None], tuple]:
+        """The function and its arguments."""
+        arguments = self.arguments.copy()
+        for place, slot, offset in self.pointers:
+            arguments[place] = addresses[slot] + offset
+        for place, slot, offset, describe in self.tiles:
+            arguments[place] = describe(addresses[slot] + offset)
+        return self.launch, (*self.grid, stream, *self.fixed, *arguments)
 
 
-class Tape(NamedTuple):
+class Tape:
     """The launches of one kind of call. Slots are the tensors given, those made and returned, and spare memory between kernels."""
 
-    device: torch.device
-    made: tuple[tuple[torch.Size, torch.dtype] | None, ...]
-    spare: tuple[int, ...]  #: bytes
-    steps: tuple[Step, ...]
+    __slots__ = ("device", "filled", "made", "spare", "steps")
+
+    def __init__(
+        self,
+        device: torch.device,
+        made: Sequence[tuple[torch.Size, torch.dtype] | None],
+        spare: int,  # bytes
+        steps: Sequence[Step],
+    ) -> None:
+        self.device, self.made, self.spare, self.steps = device, tuple(made), spare, tuple(steps)
+        self.filled: dict[tuple[int, ...], list[tuple[Callable[..., None], tuple]]] = {}
 
     def run(self, given: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Launch all on these tensors; what was made."""
-        made = [None if x is None else torch.empty(x[0], dtype=x[1], device=self.device) for x in self.made]
-        spare = [torch.empty(n, dtype=torch.uint8, device=self.device) for n in self.spare]
-        addresses = [0 if x is None else x.data_ptr() for x in (*given, *made, *spare)]
-        stream = torch._C._cuda_getCurrentRawStream(self.device.index)
-        for launch, grid, fixed, arguments, pointers, tiles in self.steps:
-            filled = arguments.copy()
-            for place, slot, offset in pointers:
-                filled[place] = addresses[slot] + offset
-            for place, slot, offset, describe, known in tiles:
-                address = addresses[slot] + offset
-                tile = known.get(address)
-                if tile is None:
-                    if len(known) >= MAX_TILES:
-                        known.clear()
-                    tile = known[address] = describe(address)
-                filled[place] = tile
-            launch(*grid, stream, *fixed, *filled)
+        """Launch all on these tensors, which must be tidy (:func:`ckda.ops.triton.launch.is_tidy`); what was made."""
+        empty, device = torch.empty, self.device
+        made = [None if x is None else empty(x[0], dtype=x[1], device=device) for x in self.made]
+        addresses = [x.data_ptr() for x in (*given, *made) if x is not None]
+        if self.spare:
+            spare = empty(self.spare, dtype=torch.uint8, device=device)
+            addresses.append(spare.data_ptr())
+        key = (torch._C._cuda_getCurrentRawStream(device.index), *addresses)
+        launches = self.filled.get(key)
+        if launches is None:
+            launches = self._fill(key)
+        for launch, arguments in launches:
+            launch(*arguments)
         return made
 
+    def _fill(self, key: tuple[int, ...]) -> list[tuple[Callable[..., None], tuple]]:
+        if len(self.filled) >= MAX_FILLED:
+            self.filled.clear()
+        enter_context(self.device.index)
+        stream, *addresses = key
+        launches = self.filled[key] = [step.filled(stream, addresses) for step in self.steps]
+        return launches
 
-def _kind(x: Tensor | None) -> Any:
-    return None if x is None else (x.shape, x.dtype)
+
+_KEPT: dict[tuple, Kept] = {}
+MAX_KEPT = 1024  # lengths without end
+
+
+def kept_for(name: str, given: Sequence[Tensor | None], *options: Any) -> Kept:
+    """What is kept for functions of such tensors; nothing for those that are not tidy."""
+    if not all(map(is_tidy, given)):
+        return {}
+    key = (name, *[None if x is None else (x.shape, x.dtype, x.device) for x in given], *options)
+    kept = _KEPT.get(key)
+    if kept is None:
+        if len(_KEPT) >= MAX_KEPT:
+            _KEPT.clear()
+        kept = _KEPT[key] = {}
+    return kept
 
 
 def _is_watched() -> bool:
     """Whether somebody wants to be told of launches."""
-    hooks = (triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook)
+    runtime = triton.knobs.runtime
+    hooks = (runtime.launch_enter_hook, runtime.launch_exit_hook)
     return any(hook is not None and getattr(hook, "calls", True) for hook in hooks)
 
 
-def find(name: str, call: Call, given: Sequence[Tensor | None]) -> tuple[tuple | None, Tape | None]:
-    """The key of such a call, None where its launches cannot be kept, and its tape if there is one.
-
-    They are kept for contiguous tensors at whole multiples of 16 bytes on the current CUDA device, with float32 states.
-    """
-    device = call.q.device
-    if device.type != "cuda" or device.index != torch.cuda.current_device():
-        return None, None
-    if triton.knobs.runtime.interpret or _is_watched():
-        return None, None
-    for x in given:
-        if x is not None and (not x.is_contiguous() or x.data_ptr() % 16):
-            return None, None
-    if call.initial_state is not None and call.initial_state.dtype != torch.float32:
-        return None, None
-    key = (name, device.index, *map(_kind, given), *call[_NUM_TENSORS:])
-    return key, _TAPES.get(key)
-
-
-def forget() -> None:
-    """Drop all tapes."""
-    _TAPES.clear()
+def rerun(kept: Kept, name: str, given: Sequence[Tensor | None]) -> list[Tensor | None] | None:
+    """What such a call makes, by the launches that were kept of another; None where there are none, or not for now."""
+    tape = kept.get(name)
+    if tape is None or tape.device.index != torch._C._cuda_getDevice() or _is_watched():
+        return None
+    return tape.run(given)
 
 
 class _NotKept(Exception):
     """A launch that a tape cannot repeat."""
 
 
-def _spans(slots: Sequence[Tensor | None]) -> list[tuple[int, int, int]]:
+def _spans(slots: Sequence[Tensor]) -> list[tuple[int, int, int]]:
     """(first address, end, slot) of every tensor that has memory; none may overlap, or a hole had two sources."""
-    spans = [
-        (x.data_ptr(), x.data_ptr() + x.numel() * x.element_size(), i) for i, x in enumerate(slots) if x is not None
-    ]
+    spans = [(x.data_ptr(), x.data_ptr() + x.numel() * x.element_size(), i) for i, x in enumerate(slots)]
     spans = sorted(span for span in spans if span[1] > span[0])
     if any(a[1] > b[0] for a, b in pairwise(spans)):
         raise _NotKept
@@ -117,26 +134,29 @@ def _spans(slots: Sequence[Tensor | None]) -> list[tuple[int, int, int]]:
 
 
 class _Slots:
-    """Where addresses belong; memory that nobody named is spare."""
+    """Where addresses belong; memory that nobody named is spare, and all of it one slot behind the others."""
 
-    def __init__(self, named: Sequence[Tensor | None]) -> None:
+    def __init__(self, named: Sequence[Tensor]) -> None:
         self.spans, self.num = _spans(named), len(named)
-        self.spare: list[int] = []  #: bytes
-        self.spare_spans: list[tuple[int, int, int]] = []
+        self.spare = 0  #: bytes
+        self.spare_spans: list[tuple[int, int, int]] = []  #: (first address, end, place within the slot)
 
     def find(self, x: Tensor) -> tuple[int, int] | None:
         """The slot and the offset of a tensor in it, None for no memory."""
         address = x.data_ptr()
         if address == 0:
             return None
-        for first, end, slot in (*self.spans, *self.spare_spans):
+        for first, end, slot in self.spans:
             if first <= address < end:
                 return slot, address - first
-        storage = x.untyped_storage()
-        slot = self.num + len(self.spare)
-        self.spare.append(storage.nbytes())
-        self.spare_spans.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes(), slot))
-        return slot, address - storage.data_ptr()
+        for first, end, place in self.spare_spans:
+            if first <= address < end:
+                return self.num, place + address - first
+        storage, place = x.untyped_storage(), self.spare
+        first, size = storage.data_ptr(), storage.nbytes()
+        self.spare_spans.append((first, first + size, place))
+        self.spare += -(-size // ALIGNMENT) * ALIGNMENT
+        return self.num, place + address - first
 
 
 def _describe(tile: Any, meta: dict[str, Any]) -> Callable[[int], Any]:
@@ -166,7 +186,7 @@ def _step(launch: Launch, compiled: Any, slots: _Slots) -> Step:
     function, metas = _unwrapped(run.launch)
     arguments: list[Any] = []
     pointers: list[tuple[int, int, int]] = []
-    tiles: list[tuple[int, int, int, Callable[[int], Any], dict[int, Any]]] = []
+    tiles: list[tuple[int, int, int, Callable[[int], Any]]] = []
     for name in launch.kernel.arg_names:
         value = launch.arguments[name]
         if isinstance(value, Tensor):
@@ -178,7 +198,7 @@ def _step(launch: Launch, compiled: Any, slots: _Slots) -> Step:
             found, meta = slots.find(value.base), metas.pop(0)
             if found is None or meta is None:
                 raise _NotKept
-            tiles.append((len(arguments), *found, _describe(value, meta), {}))
+            tiles.append((len(arguments), *found, _describe(value, meta)))
             arguments += [None, *value.shape, *value.strides]
         else:
             arguments.append(value)
@@ -188,20 +208,23 @@ def _step(launch: Launch, compiled: Any, slots: _Slots) -> Step:
 
 
 def record(
-    key: tuple | None,
+    kept: Kept,
+    name: str,
     launches: Sequence[tuple[Launch, Any]],  # with what Triton compiled for each
     given: Sequence[Tensor | None],
     made: Sequence[Tensor | None],
 ) -> None:
-    """Keep launches that were just run on these tensors, for calls of the same key."""
-    if key is None or key in _TAPES or any(compiled is None for _, compiled in launches):
+    """Keep launches that were just run on these tensors, for calls of the same kind.
+
+    Every tensor that they read and did not write themselves must be among those given: nothing else is there another time.
+    """
+    if name in kept or any(compiled is None for _, compiled in launches) or not all(map(is_tidy, given)):
         return
-    if len(_TAPES) >= MAX_TAPES:  # lengths without end
-        _TAPES.clear()
+    named = [x for x in (*given, *made) if x is not None]
     try:
-        slots = _Slots((*given, *made))
-        steps = tuple(_step(launch, compiled, slots) for launch, compiled in launches)
+        slots = _Slots(named)
+        steps = [_step(launch, compiled, slots) for launch, compiled in launches]
     except (_NotKept, AttributeError):
         return
-    device = next(x.device for x in given if x is not None)
-    _TAPES[key] = Tape(device, tuple(map(_kind, made)), tuple(slots.spare), steps)
+    kinds = [None if x is None else (x.shape, x.dtype) for x in made]
+    kept[name] = Tape(named[0].device, kinds, slots.spare, steps)

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ckda.command import add_common_arguments, filled
+from ckda.command import filled
 
 from ..fit import BLOCK, LEVEL, Settings
 from ..table import Table
 
-__all__ = ["Effort", "add_effort", "effort_of", "fingerprint", "progress", "tell", "ticks"]
+__all__ = ["Effort", "effort_of", "fingerprint", "progress", "tell", "ticks"]
 
 OUT = "runs/scaling"
 
@@ -41,26 +41,6 @@ class Effort:
     def small(self) -> "Effort":
         """For a smoke run."""
         return replace(self, starts=min(self.starts, 40), bootstrap=min(self.bootstrap, 20))
-
-
-def add_common(parser: argparse.ArgumentParser) -> None:
-    """What all three share."""
-    add_common_arguments(parser, OUT)
-    parser.add_argument("--level", type=float, default=LEVEL, help="of the intervals (default: %(default)s)")
-
-
-def add_effort(parser: argparse.ArgumentParser) -> None:
-    """The options of :class:`Effort`."""
-    add = parser.add_argument
-    add("--starts", type=int, default=Effort.starts, help="random starts per arm (default: %(default)s)")
-    add(
-        "--bootstrap",
-        type=int,
-        default=Effort.bootstrap,
-        metavar="B",
-        help="replicates; 0: none (default: %(default)s)",
-    )
-    add("--restarts", type=int, default=Effort.restarts, help="random restarts per replicate (default: %(default)s)")
 
 
 def effort_of(args: argparse.Namespace) -> Effort:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ckda.command import filled, make_folder, one_line
+from ckda.command import filled, make_folder
 from ckda.record import environment, read_json, write_json
 
 from .. import figures, report
@@ -16,9 +16,9 @@ from ..published import HELD_OUT, paper_table
 from ..reproduce import TREATMENTS, Check, Entry, checks, coverage, entries, rounding_spread
 from ..store import Resume, describe, resumable_fit
 from ..table import Table
-from . import Effort, add_common, add_effort, effort_of, fingerprint, progress, tell, ticks
+from . import Effort, effort_of, fingerprint, progress, tell, ticks
 
-__all__ = ["Comparison", "Config", "Treatment", "add_arguments", "run", "run_command"]
+__all__ = ["Comparison", "Config", "Treatment", "run", "run_command"]
 
 
 @dataclass(frozen=True)
@@ -140,15 +140,6 @@ def text(result: Comparison) -> str:
     return "\n\n\n".join(parts)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``ckda scaling compare``."""
-    add_common(parser)
-    more = "synthetic tables of the coverage study; 0: none (default: %(default)s)"
-    parser.add_argument("--coverage", type=int, default=Config.coverage, metavar="TABLES", help=more)
-    add_effort(parser)
-
-
-@one_line
 def run_command(args: argparse.Namespace) -> int:
     """Fit, compare, write, draw, tell."""
     config: Config = filled(Config, args, effort=effort_of(args))

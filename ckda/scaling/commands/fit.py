@@ -7,18 +7,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckda.command import filled, make_folder, one_line
+from ckda.command import filled, make_folder
 from ckda.record import environment, write_json
 
 from .. import figures, report
 from ..fit import Fit, Settings, split
-from ..law import FORMS
 from ..published import HELD_OUT, paper_table
 from ..store import Resume, describe, resumable_fit, save_replicates
 from ..table import Table, read_table
-from . import Effort, add_common, add_effort, effort_of, fingerprint, progress, tell, ticks
+from . import Effort, effort_of, fingerprint, progress, tell, ticks
 
-__all__ = ["Config", "Result", "add_arguments", "run", "run_command"]
+__all__ = ["Config", "Result", "run", "run_command"]
 
 
 @dataclass(frozen=True)
@@ -92,28 +91,6 @@ def draw(result: Result) -> dict[str, Any]:
     return pictures
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``ckda scaling fit``."""
-    add_common(parser)
-    add = parser.add_argument
-    add(
-        "--data", nargs="+", default=(), metavar="FILE", help="runs: .csv, .json or .jsonl (default: the paper's table)"
-    )
-    add("--arms", nargs="+", default=(), metavar="NAME", help="only these groups")
-    add("--form", default=Config.form, choices=list(FORMS), help="of the law (default: %(default)s)")
-    add("--E", default=Config.E, help="free, shared, or a number to pin it to (default: %(default)s)")
-    add(
-        "--offset",
-        choices=["none", "arm", "shared"],
-        help="chained-cell offset (default: arm, none without such cells)",
-    )
-    add("--hold-out", nargs="*", metavar="CELL", help=f"such as {HELD_OUT} (default for the paper's table; else none)")
-    add("--huber", type=float, default=Config.huber, metavar="NATS", help="Huber scale (default: %(default)s)")
-    add("--baseline", metavar="NAME", help="the arm advantages are measured against (default: the first)")
-    add_effort(parser)
-
-
-@one_line
 def run_command(args: argparse.Namespace) -> int:
     """Fit, write, draw, tell."""
     lists = {

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ckda.command import filled, one_line
+from ckda.command import filled, make_folder
 from ckda.record import environment, write_json
 
 from .. import figures, report
@@ -13,9 +13,9 @@ from ..fit import LEVEL, Fit, Settings, Summary, fit
 from ..published import HELD_OUT, paper_table
 from ..store import load_fit
 from ..table import parse_cell, parse_number
-from . import Effort, add_common, effort_of, tell
+from . import Effort, effort_of, tell
 
-__all__ = ["Config", "Predictions", "add_arguments", "run", "run_command"]
+__all__ = ["Config", "Predictions", "run", "run_command"]
 
 
 @dataclass(frozen=True)
@@ -77,17 +77,6 @@ def _quick_fit(seed: int) -> Fit:
     return fit(paper_table(), Settings(hold_out=(HELD_OUT,), starts=Effort().small().starts, seed=seed))
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``ckda scaling predict``."""
-    add_common(parser)
-    add = parser.add_argument
-    add("cells", nargs="*", metavar="SIZE/TOKENS", help="such as 7B/1T")
-    add("--compute", nargs="+", default=[], metavar="FLOPS", help="budgets to split optimally, such as 1e22")
-    add("--fit", metavar="FILE", help="a fit's JSON (default: fit.json under --out)")
-    add("--chained", action="store_true", help="predict runs cooled down from a shared trunk")
-
-
-@one_line
 def run_command(args: argparse.Namespace) -> int:
     """Predict, write, draw, tell."""
     effort_of(args)
@@ -96,6 +85,6 @@ def run_command(args: argparse.Namespace) -> int:
     quick = args.smoke and not Path(path).exists()
     lists = {"cells": tuple(args.cells), "compute": tuple(args.compute)}
     result = run(filled(Config, args, fit=None if quick else path, **lists))
-    record = {"kind": "ckda scaling prediction"} | asdict(result)
+    record, out = {"kind": "ckda scaling prediction"} | asdict(result), make_folder(args.out)
     written = [write_json(out / "predict.json", record), figures.save(out / "predict.png", figures.predictions(result))]
     return tell(args, record, report.prediction_text(result), written)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from ckda import transition
-from ckda.cli import main
 from ckda.experiments.audio.inspect import ablate, complex_projector, played, spectra, told_apart, who_counts
 from ckda.experiments.audio.model import build
 from ckda.experiments.audio.task import Continuation, cut, groove
@@ -113,12 +112,10 @@ def test_modes_that_do_not_decay_do_not_age(clock):
 # The verb ------------------------------------------------------------------------------------------------------------
 
 
-def test_inspect_says_what_it_needs(tmp_path):
-    with pytest.raises(SystemExit, match=r"nothing.json is not there"):
-        main(["inspect", "audio", str(tmp_path / "runs/nothing.pt")])
+def test_inspect_says_what_it_needs(tmp_path, refused):
+    refused(["inspect", "audio", str(tmp_path / "runs/nothing.pt")], r"nothing.json is not there")
     (tmp_path / "runs").mkdir()
     (tmp_path / "audio.json").write_text('{"frames": [[0.0]]}')
     (tmp_path / "runs/ckda.json").write_text('{"seeds": [0], "shown": 0}')
     (tmp_path / "runs/ckda.pt").write_bytes(b"no weights")
-    with pytest.raises(SystemExit, match="holds no weights"):
-        main(["inspect", "audio", str(tmp_path / "runs/ckda.pt")])
+    refused(["inspect", "audio", str(tmp_path / "runs/ckda.pt")], "holds no weights")

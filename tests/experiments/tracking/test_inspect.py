@@ -232,7 +232,7 @@ def test_a_representation_put_in_by_hand_is_found():
     assert states["closure"]["128"][0] < 1e-9
 
 
-def test_command(tmp_path, capsys):
+def test_command(tmp_path, capsys, refused):
     command = [
         "track",
         "S3",
@@ -264,5 +264,4 @@ def test_command(tmp_path, capsys):
         ([str(tmp_path / "none.pt")], "does not exist"),
         ([str(tmp_path / "track.json")], "holds no weights"),
     ):
-        with pytest.raises(SystemExit, match=says):
-            main(["inspect", "track", *arguments])
+        refused(["inspect", "track", *arguments], says)

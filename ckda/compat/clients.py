@@ -1,0 +1,172 @@
+"""Installed clients on our kernels: :func:`accelerate` puts the functions of :mod:`ckda.compat.fla` where they look for FLA's.
+
+What is replaced are names in the modules of the clients' layers, never in FLA's own `fla.ops`, so that FLA stays a peer to
+compare with (the backend "fla" of :func:`ckda.complex_kda`). transformers' modules hold functions that choose a hub kernel, FLA or
+plain torch when they are imported; they are replaced whole, and take those of the model's keywords that ours know, as there.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from importlib import import_module
+from importlib.util import find_spec
+from inspect import signature
+from typing import Any, NamedTuple
+
+from ckda.compat import fla
+
+__all__ = ["CLIENTS", "Accelerated", "Replaced", "accelerate", "restore"]
+
+_KDA: dict[str, Callable] = {"chunk_kda": fla.chunk_kda, "fused_recurrent_kda": fla.fused_recurrent_kda}
+_GDN: dict[str, Callable] = {
+    "chunk_gated_delta_rule": fla.chunk_gated_delta_rule,
+    "fused_recurrent_gated_delta_rule": fla.fused_recurrent_gated_delta_rule,
+}
+_KIMI: dict[str, Callable] = {
+    "chunk_kimi_delta_attention": fla.chunk_kda,
+    "recurrent_kimi_delta_attention": fla.fused_recurrent_kda,
+}
+_TORCH_GDN: dict[str, Callable] = {
+    "torch_chunk_gated_delta_rule": fla.chunk_gated_delta_rule,
+    "torch_recurrent_gated_delta_rule": fla.fused_recurrent_gated_delta_rule,
+}
+
+
+def _model(name: str) -> str:
+    return f"transformers.models.{name}.modeling_{name}"
+
+
+#: client -> its module and what is replaced there; of transformers' models those that the installed version has
+CLIENTS: dict[str, tuple[str, dict[str, Callable]]] = {
+    "fla.kda": ("fla.layers.kda", _KDA),
+    "fla.gated_deltanet": ("fla.layers.gated_deltanet", _GDN),
+    "fla.gated_deltaproduct": (
+        "fla.layers.gated_deltaproduct",
+        {
+            "chunk_gated_delta_product": fla.chunk_gated_delta_product,
+            "fused_recurrent_gated_delta_rule": fla.fused_recurrent_gated_delta_rule,
+        },
+    ),
+    "kimi_linear": (_model("kimi_linear"), _KIMI),
+    "glm5_next": (_model("glm5_next"), _KIMI),
+    "olmo_hybrid": (_model("olmo_hybrid"), _TORCH_GDN),
+    "qwen3_next": (_model("qwen3_next"), _TORCH_GDN),
+    "qwen3_5": (_model("qwen3_5"), _TORCH_GDN),
+    "qwen3_5_moe": (_model("qwen3_5_moe"), _TORCH_GDN),
+}
+
+
+class Replaced(NamedTuple):
+    """One function of a client, and ours in its place."""
+
+    module: str
+    name: str
+    by: str
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name} is now ckda.compat.fla.{self.by}"
+
+
+_ORIGINAL: dict[tuple[str, str], Any] = {}  # (module, name) -> what stood there
+
+
+class Accelerated:
+    """What a call of :func:`accelerate` replaced; as a context manager it puts the client's own functions back at the end."""
+
+    def __init__(self, replaced: list[Replaced], absent: dict[str, str]):
+        self.replaced = replaced
+        self.absent = absent  #: client -> why it was left
+
+    def __enter__(self) -> "Accelerated":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in self.replaced:
+            _put_back(one.module, one.name)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.replaced)) or "nothing was replaced"
+
+
+def accelerate(*clients: str, quiet: bool = False) -> Accelerated:
+    """Make installed clients use our kernels, until :func:`restore`, or to the end of a `with` block.
+
+    Call it before or after the model is built, but before torch.compile.
+
+    Args:
+        clients: names of :data:`CLIENTS`; none: all that are installed.
+        quiet: do not print what was replaced.
+
+    Example:
+        >>> with accelerate("kimi_linear"):
+        ...     pass  # build, train, generate
+        transformers.models.kimi_linear.modeling_kimi_linear.chunk_kimi_delta_attention is now ckda.compat.fla.chunk_kda
+        transformers.models.kimi_linear.modeling_kimi_linear.recurrent_kimi_delta_attention is now
+        ckda.compat.fla.fused_recurrent_kda
+    """
+    unknown = [name for name in clients if name not in CLIENTS]
+    if unknown:
+        raise ValueError(f"there is no client {unknown[0]!r}; there are {', '.join(CLIENTS)}")
+    replaced: list[Replaced] = []
+    absent: dict[str, str] = {}
+    for client in clients or CLIENTS:
+        module, functions = CLIENTS[client]
+        try:
+            replaced += _replace(module, functions)
+        except ImportError as error:
+            absent[client] = str(error)
+    if clients and absent:
+        raise ImportError("; ".join(f"{client}: {why}" for client, why in absent.items()))
+    result = Accelerated(replaced, absent)
+    if not quiet:
+        print(result)
+    return result
+
+
+def restore() -> list[str]:
+    """Put back every function that :func:`accelerate` replaced, and say which.
+
+    Example:
+        >>> accelerate("kimi_linear", quiet=True).replaced[0].name in restore()[0]
+        True
+        >>> restore()
+        []
+    """
+    names = [f"{module}.{name}" for module, name in _ORIGINAL]
+    for module, name in list(_ORIGINAL):
+        _put_back(module, name)
+    return names
+
+
+def _replace(path: str, functions: dict[str, Callable]) -> list[Replaced]:
+    """Put ours into a module; what is ours already stays."""
+    package = path.partition(".")[0]
+    if find_spec(package) is None:
+        raise ImportError(f"{package} is not installed")
+    module = import_module(path)
+    missing = [name for name in functions if not hasattr(module, name)]
+    if missing:
+        raise ImportError(f"{path} has no {missing[0]}: this version of {package} looks its operator up otherwise")
+    replaced = []
+    for name, function in functions.items():
+        if (path, name) in _ORIGINAL:
+            continue
+        _ORIGINAL[path, name] = getattr(module, name)
+        setattr(module, name, function if package == "fla" else _with_known_keywords(function))
+        replaced.append(Replaced(path, name, function.__name__))
+    return replaced
+
+
+def _put_back(path: str, name: str) -> None:
+    if (path, name) in _ORIGINAL:
+        setattr(import_module(path), name, _ORIGINAL.pop((path, name)))
+
+
+def _with_known_keywords(function: Callable) -> Callable:
+    """transformers hands its models' keywords through; those that the operator does not have are dropped, as it does itself."""
+    known = frozenset(signature(function).parameters)
+
+    @wraps(function)
+    def call(*args: Any, **keywords: Any) -> Any:
+        return function(*args, **{name: x for name, x in keywords.items() if name in known})
+
+    return call

@@ -1,0 +1,505 @@
+"""flash-linear-attention's functions of KDA, GDN and DeltaProduct, with its signatures (0.6), on this library's operator.
+
+``from ckda.compat.fla import chunk_kda`` in place of ``from fla.ops.kda import chunk_kda``: same arguments in the same order, same
+results, on a CPU too. Norms are taken as FLA takes them, ``x / sqrt(|x|^2 + 1e-6)`` rounded to x's dtype. FLA hides some
+arguments in ``**kwargs``; here each has its name, so that an unknown one is refused. What cannot be honoured raises and names the
+argument. Accepted without effect, for they change no result: `disable_recompute`, `chunk_indices`, `cu_seqlens_cpu` (nothing here
+waits for the lengths) and `safe_gate` (whose bound is `lower_bound`).
+
+`signed=True` is what FLA does not have: gates with signs, Complex KDA, where the gate is computed inside. The norm is then the
+operator's own, with nothing under the root, so that beta = 2 stays a reflection.
+
+Legend: B batch, T time, H query/key heads, HV value heads, K key width, V value width, N sequences.
+"""
+
+import warnings
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from ckda.compat.states import on_slots, recur, state_in, state_out, with_states, written
+from ckda.layers.gated_norm import gated_norm
+from ckda.ops import complex_kda
+
+__all__ = [
+    "chunk_gated_delta_product",
+    "chunk_gated_delta_rule",
+    "chunk_kda",
+    "fused_kda_gate",
+    "fused_recurrent_gated_delta_rule",
+    "fused_recurrent_kda",
+    "fused_recurrent_kda_fwd",
+    "l2norm",
+]
+
+#: the bound of log alpha that the operator's own gates "sigmoid" and "signed" have
+BOUND = -5.0
+
+
+def chunk_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    safe_gate: bool = False,
+    lower_bound: float | None = None,
+    disable_recompute: bool = False,
+    return_intermediate_states: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    cp_context: Any = None,
+    *,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    chunk_size: int = 64,
+    transpose_state_layout: bool | None = None,
+    signed: bool = False,
+) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
+    """FLA's ``chunk_kda``.
+
+    Args:
+        q, k: [B, T, H, K]. v: [B, T, HV, V]. beta: [B, T, HV], or its logit with `use_beta_sigmoid_in_kernel`.
+        g: [B, T, HV, K] log alpha, or the raw gate with `use_gate_in_kernel`: ``-exp(A_log) softplus(g + dt_bias)``, or with
+            `lower_bound` ``lower_bound * sigmoid(exp(A_log) (g + dt_bias))``.
+        A_log: HV numbers in any shape. dt_bias: HV * K numbers in any shape, head-major.
+        initial_state: [N, HV, K, V], with `state_v_first` [N, HV, V, K]; so is the final state.
+        return_intermediate_states: a third result, the states before every `chunk_size` tokens, [B, NT, HV, K, V] in q's dtype;
+            without gradients. One call a chunk: for looking, not for speed.
+        cp_context: a `ckda.ops.context.Context`: the time axis lies over its ranks, and `cu_seqlens` are those of all of them.
+        signed: with `use_gate_in_kernel`, gates in [-1, 1]: ``tanh(exp(A_log) (g + dt_bias) / 2)``, see `ckda.complex_kda`.
+
+    Example:
+        >>> q, k, v, g, beta = (torch.randn(1, 100, 2, 8) for _ in range(5))
+        >>> gates = {"A_log": torch.zeros(1, 1, 2, 1), "use_gate_in_kernel": True, "use_qk_l2norm_in_kernel": True}
+        >>> o, state = chunk_kda(q, k, v, g, beta[..., 0].sigmoid(), **gates, output_final_state=True)
+        >>> o.shape, state.shape
+        (torch.Size([1, 100, 2, 8]), torch.Size([1, 2, 8, 8]))
+    """
+    if chunk_size not in (32, 64):
+        raise ValueError(f"chunk_size is {chunk_size}; `chunk_size` must be either 32 or 64, FLA's choices for KDA")
+    _check_bound(safe_gate and use_gate_in_kernel, lower_bound)
+    v_first = _v_first(state_v_first, transpose_state_layout)
+    _check_lengths(cu_seqlens, cu_seqlens_cpu)
+    gate = _gate(g, q, use_gate_in_kernel, lower_bound, A_log, dt_bias, signed)
+    rate = _rate(beta, q, v, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    arguments = _arguments(q, k, v, gate, rate, scale, cu_seqlens, use_qk_l2norm_in_kernel)
+    start = state_in(initial_state, v_first, arguments)
+    if cp_context is not None:
+        o, state = _in_context(arguments, cp_context, start, output_final_state)
+        return o, state_out(state, v_first)
+    if return_intermediate_states:
+        return with_states(arguments, start, output_final_state, v_first, chunk_size)
+    o, state = complex_kda(**arguments, initial_state=start, output_final_state=output_final_state)
+    return o, state_out(state, v_first)
+
+
+def fused_recurrent_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    lower_bound: float | None = None,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    *,
+    safe_gate: bool = False,
+    inplace_final_state: bool | None = None,
+    ssm_state_indices: Tensor | None = None,
+    num_accepted_tokens: Tensor | None = None,
+    out: Tensor | None = None,
+    transpose_state_layout: bool | None = None,
+    signed: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """FLA's ``fused_recurrent_kda``, and vLLM's: with `ssm_state_indices` the states are slots of the pool `initial_state`.
+
+    Args:
+        ssm_state_indices: [N] the slot of each sequence, read before its tokens and written after them, in place; or [N, W] a
+            slot a token, each of which takes the state after its token (drafts). None may be negative.
+        num_accepted_tokens: [N], with slots [N, W]: the sequence goes on from the slot of its last accepted token.
+        inplace_final_state: whether the final state is written into `initial_state`; None: where slots are given.
+        out: [B, T, HV, V] takes the output.
+        The others are those of :func:`chunk_kda`. Gradients flow, other than in FLA, unless states are written in place.
+
+    Example:
+        >>> pool, x = torch.zeros(5, 2, 8, 8), torch.randn(1, 3, 2, 8)  # three sequences, a token each
+        >>> o, _ = fused_recurrent_kda(x, x, x, -x.abs(), x[..., 0], initial_state=pool, use_qk_l2norm_in_kernel=True,
+        ...                            cu_seqlens=torch.arange(4), ssm_state_indices=torch.tensor([4, 0, 2]))
+        >>> pool.abs().sum((1, 2, 3)) > 0
+        tensor([ True, False,  True, False,  True])
+    """
+    in_place = ssm_state_indices is not None if inplace_final_state is None else inplace_final_state
+    return fused_recurrent_kda_fwd(
+        q, k, v, g, beta, A_log, dt_bias, initial_state, scale, output_final_state, in_place, state_v_first, cu_seqlens,
+        ssm_state_indices, num_accepted_tokens, use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel,
+        allow_neg_eigval, lower_bound, out, transpose_state_layout=transpose_state_layout, signed=signed,
+    )  # fmt: skip
+
+
+def fused_recurrent_kda_fwd(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    scale: float | None = None,
+    output_final_state: bool = False,
+    inplace_final_state: bool = True,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    ssm_state_indices: Tensor | None = None,
+    num_accepted_tokens: Tensor | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    lower_bound: float | None = None,
+    out: Tensor | None = None,
+    *,
+    transpose_state_layout: bool | None = None,
+    signed: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """FLA's ``fused_recurrent_kda_fwd``: :func:`fused_recurrent_kda` with its arguments in another order, in place by default."""
+    v_first = _v_first(state_v_first, transpose_state_layout)
+    gate = _gate(g, q, use_gate_in_kernel, lower_bound, A_log, dt_bias, signed)
+    rate = _rate(beta, q, v, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    arguments = _arguments(q, k, v, gate, rate, scale, cu_seqlens, use_qk_l2norm_in_kernel)
+    if inplace_final_state and initial_state is None:
+        raise ValueError("initial_state is None; with inplace_final_state=True it must be the states to write into")
+    if ssm_state_indices is None:
+        if num_accepted_tokens is not None:
+            raise ValueError("num_accepted_tokens is given; it needs ssm_state_indices of shape [N, W]")
+        start = state_in(initial_state, v_first, arguments)
+        o, state = recur(arguments, start, output_final_state or inplace_final_state)
+        final = state_out(state, v_first)
+        if inplace_final_state:
+            assert initial_state is not None
+            assert final is not None
+            final = written(initial_state, None, final)
+        return _output(o, out), final
+    if not inplace_final_state:
+        raise ValueError(
+            "inplace_final_state is False; with ssm_state_indices it must be True: slots are written in place"
+        )
+    assert initial_state is not None
+    o = on_slots(arguments, initial_state, v_first, ssm_state_indices, num_accepted_tokens)
+    return _output(o, out), initial_state
+
+
+def chunk_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    chunk_indices: Tensor | None = None,
+    cp_context: Any = None,
+    *,
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    chunk_size: int = 64,
+    transpose_state_layout: bool | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """FLA's ``chunk_gated_delta_rule``: one gate a head, g [B, T, HV]; A_log and dt_bias of HV numbers each.
+
+    Example:
+        >>> x = torch.randn(1, 70, 2, 8)
+        >>> o, state = chunk_gated_delta_rule(x, x, x, -x[..., 0].abs(), x[..., 1].sigmoid(), use_qk_l2norm_in_kernel=True)
+        >>> o.shape, state
+        (torch.Size([1, 70, 2, 8]), None)
+    """
+    if chunk_size not in (16, 32, 64):
+        raise ValueError(f"chunk_size is {chunk_size}; `chunk_size` must be 16, 32, or 64, FLA's choices for GDN")
+    v_first = _v_first(state_v_first, transpose_state_layout)
+    if use_gate_in_kernel:
+        g = _head_gate(g, A_log, dt_bias)
+    _check_lengths(cu_seqlens, cu_seqlens_cpu)
+    rate = _rate(beta, q, v, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    arguments = _arguments(
+        q, k, v, {"g": _a_head(_fitting(g, q), k, v)}, rate, scale, cu_seqlens, use_qk_l2norm_in_kernel
+    )
+    start = state_in(initial_state, v_first, arguments)
+    if cp_context is not None:
+        o, state = _in_context(arguments, cp_context, start, output_final_state)
+    else:
+        o, state = complex_kda(**arguments, initial_state=start, output_final_state=output_final_state)
+    return o, state_out(state, v_first)
+
+
+def fused_recurrent_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    gk: Tensor | None = None,
+    gv: Tensor | None = None,
+    beta: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    *,
+    transpose_state_layout: bool | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """FLA's ``fused_recurrent_gated_delta_rule``: a gate a head `g` [B, T, HV], one a channel of k `gk`, or both; no `gv`."""
+    if gv is not None:
+        raise ValueError("gv is given; it must be None: a gate a channel of v is no transition of this operator")
+    v_first = _v_first(state_v_first, transpose_state_layout)
+    if use_gate_in_kernel:
+        if g is None:
+            raise ValueError("g is None; with use_gate_in_kernel=True it must be the raw gate [B, T, HV]")
+        g = _head_gate(g, A_log, dt_bias)
+    log = torch.zeros_like(v[..., 0]) if g is None else g
+    beta = torch.ones_like(v[..., 0]) if beta is None else beta
+    channels = _a_head(log, k, v) if gk is None else _a_head(log, k, v) + gk
+    rate = _rate(beta, q, v, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    arguments = _arguments(q, k, v, {"g": _fitting(channels, q)}, rate, scale, cu_seqlens, use_qk_l2norm_in_kernel)
+    o, state = recur(arguments, state_in(initial_state, v_first, arguments), output_final_state)
+    return o, state_out(state, v_first)
+
+
+def chunk_gated_delta_product(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor,
+    num_householder: int,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """FLA's ``chunk_gated_delta_product``: n = `num_householder` updates a token, k, v and beta of n T tokens; g [B, T, H] or None.
+
+    That is the operator on n T tokens: the gate stands at a token's first update, its query at the last.
+
+    Example:
+        >>> q, k, beta = torch.randn(1, 5, 2, 8), torch.randn(1, 10, 2, 8), torch.rand(1, 10, 2)
+        >>> o, _ = chunk_gated_delta_product(q, k, k, None, beta, 2, use_qk_l2norm_in_kernel=True)
+        >>> o.shape
+        torch.Size([1, 5, 2, 8])
+    """
+    n, T = num_householder, q.shape[1]
+    for name, x in (("k", k), ("v", v), ("beta", beta)):
+        if x.shape[1] != n * T:
+            raise ValueError(f"{name} has {x.shape[1]} tokens; it must have num_householder * T = {n} * {T}")
+    log = v.new_zeros(q.shape[0], T, v.shape[2]) if g is None else g
+    log = torch.stack([log, *[torch.zeros_like(log)] * (n - 1)], 2).flatten(1, 2)
+    query = torch.stack([*[torch.zeros_like(q)] * (n - 1), q], 2).flatten(1, 2)
+    _check_lengths(cu_seqlens, cu_seqlens_cpu)
+    places = None if cu_seqlens is None else cu_seqlens * n
+    rate = _rate(beta, q, v, False, False)
+    arguments = _arguments(
+        query, k, v, {"g": _a_head(_fitting(log, q), k, v)}, rate, scale, places, use_qk_l2norm_in_kernel
+    )
+    start = state_in(initial_state, False, arguments)
+    o, state = complex_kda(**arguments, initial_state=start, output_final_state=output_final_state)
+    return o[:, n - 1 :: n], state
+
+
+def fused_kda_gate(
+    g: Tensor,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    lower_bound: float | None = None,
+    output_dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """FLA's ``fused_kda_gate``: log alpha [..., H, K] from the raw gate, as :func:`chunk_kda` computes it inside.
+
+    Example:
+        >>> fused_kda_gate(torch.zeros(1, 2), torch.zeros(1), lower_bound=-4.0)
+        tensor([[-2., -2.]])
+    """
+    if A_log is None and lower_bound is None:
+        raise ValueError("A_log is None; without lower_bound it must be given")
+    wide = torch.promote_types(g.dtype, torch.float32)
+    raw, H = g.to(wide), g.shape[-2]
+    raw = raw if dt_bias is None else raw + dt_bias.to(wide).view(H, -1)
+    rate = 1.0 if A_log is None else A_log.to(wide).view(H, 1).exp()
+    log = -rate * softplus(raw) if lower_bound is None else lower_bound * torch.sigmoid(rate * raw)
+    return log.to(output_dtype)
+
+
+def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:
+    """x / sqrt(|x|^2 + eps) over the last axis in x's dtype, computed in float32 at least: FLA's norm of q and k.
+
+    On a GPU it is the kernel of :func:`ckda.layers.gated_norm.gated_norm`: with the weight 1 / sqrt(K) and eps / K they agree.
+
+    Example:
+        >>> l2norm(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+        tensor([[0.6000, 0.8000],
+                [0.0000, 0.0000]])
+    """
+    K = x.shape[-1]
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    if x.is_cuda and not torch.compiler.is_compiling():
+        return gated_norm(x, None, x.new_full((K,), K**-0.5, dtype=wide), eps / K)
+    y = x.to(wide)
+    return (y * torch.rsqrt(y.square().sum(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+# From FLA's arguments to the operator's -----------------------------------------------------------------------------------
+
+
+def _arguments(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gate: dict[str, Any],
+    rate: dict[str, Any],
+    scale: float | None,
+    cu_seqlens: Tensor | None,
+    normalize: bool,
+) -> dict[str, Any]:
+    """The arguments of :func:`ckda.complex_kda` but for the states; the norm is FLA's but where gates have signs."""
+    signed = gate.get("gate") == "signed"
+    if normalize and not signed:
+        q, k = l2norm(q), l2norm(k)
+    rest = {"scale": scale, "cu_seqlens": cu_seqlens, "normalize_qk": normalize and signed}
+    return {"q": q, "k": k, "v": v} | gate | rate | rest
+
+
+def _rate(beta: Tensor, q: Tensor, v: Tensor, logit: bool, to_two: bool) -> dict[str, Any]:
+    """beta and beta_range of the operator."""
+    if to_two and not logit:
+        raise ValueError("allow_neg_eigval is True; it must come with use_beta_sigmoid_in_kernel=True, as in FLA")
+    if beta.dim() == v.dim():
+        raise ValueError(
+            f"the shape of beta is {list(beta.shape)}; it must be [B, T, HV]: no learning rate a channel of v here"
+        )
+    return {"beta": _fitting(beta, q), "beta_range": (2 if to_two else 1) if logit else None}
+
+
+def _gate(
+    g: Tensor,
+    q: Tensor,
+    inside: bool,
+    lower_bound: float | None,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    signed: bool,
+) -> dict[str, Any]:
+    """g, gate, A_log and dt_bias of the operator; a bound that its own gate does not have is applied here."""
+    g = _fitting(g, q)
+    if not inside:
+        if signed:
+            raise ValueError("signed is True; it must come with use_gate_in_kernel=True: the gate makes the signs")
+        return {"g": g}
+    A_log, dt_bias = (None if x is None else x.reshape(-1) for x in (A_log, dt_bias))
+    named = {"g": g, "A_log": A_log, "dt_bias": dt_bias}
+    if signed:
+        if lower_bound not in (None, BOUND):
+            raise ValueError(f"lower_bound is {lower_bound}; with signed=True it must be {BOUND:g} or None")
+        return named | {"gate": "signed"}
+    if lower_bound is None:
+        if A_log is None:
+            raise ValueError("A_log is None; with use_gate_in_kernel=True and no lower_bound it must be given")
+        return named | {"gate": "softplus"}
+    if lower_bound == BOUND:
+        return named | {"gate": "sigmoid"}
+    return {"g": fused_kda_gate(g, A_log, dt_bias, lower_bound, torch.promote_types(g.dtype, torch.float32))}
+
+
+def _check_lengths(cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None) -> None:
+    if cu_seqlens is None and cu_seqlens_cpu is not None:
+        raise ValueError("cu_seqlens_cpu is given without cu_seqlens; it is only a copy of it")
+
+
+def _fitting(x: Tensor, q: Tensor) -> Tensor:
+    """x in a dtype that the operator takes beside q: q's own, or a wider one."""
+    return x if x.dtype in (q.dtype, torch.float32) else x.to(torch.promote_types(q.dtype, torch.float32))
+
+
+def _check_bound(safe: bool, lower_bound: float | None) -> None:
+    if safe and (lower_bound is None or not BOUND <= lower_bound < 0):
+        raise ValueError(f"lower_bound is {lower_bound}; with safe_gate=True it must be from {BOUND:g} to 0, as in FLA")
+
+
+def _head_gate(g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None) -> Tensor:
+    """log alpha [B, T, HV] of GDN from the raw gate."""
+    if A_log is None:
+        raise ValueError("A_log is None; with use_gate_in_kernel=True it must be given")
+    wide = torch.promote_types(g.dtype, torch.float32)
+    return fused_kda_gate(g.unsqueeze(-1), A_log, dt_bias, output_dtype=wide).squeeze(-1)
+
+
+def _a_head(g: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """One gate a head, [B, T, HV], as the operator takes it: the same for each of the K channels."""
+    if tuple(g.shape) != tuple(v.shape[:3]):
+        raise ValueError(f"the shape of g is {list(g.shape)}; it must be [B, T, HV] = {list(v.shape[:3])}")
+    return g.unsqueeze(-1).expand(*g.shape, k.shape[-1])
+
+
+def _v_first(state_v_first: bool, transpose_state_layout: bool | None) -> bool:
+    if transpose_state_layout is None:
+        return state_v_first
+    if state_v_first:
+        raise ValueError("state_v_first and transpose_state_layout are given; the second is the old name of the first")
+    warnings.warn("transpose_state_layout is deprecated; it is now state_v_first", DeprecationWarning, stacklevel=3)
+    return transpose_state_layout
+
+
+def _output(o: Tensor, out: Tensor | None) -> Tensor:
+    if out is None:
+        return o
+    if out.shape != o.shape:
+        raise ValueError(f"the shape of out is {list(out.shape)}; it must be that of v, {list(o.shape)}")
+    return out.copy_(o)
+
+
+def _in_context(arguments: dict[str, Any], cp_context: Any, start: Tensor | None, final: bool) -> Any:
+    """The operator over the ranks of a `ckda.ops.context.Context`; FLA's own context knows this rank's sequences only."""
+    try:
+        context = import_module("ckda.ops.context")
+    except ImportError:
+        context = None
+    if context is None or not isinstance(cp_context, context.Context):
+        raise NotImplementedError(
+            f"cp_context is of type {type(cp_context).__name__}; it must be None or a ckda.ops.context.Context, with which "
+            "cu_seqlens are those of all ranks"
+        )
+    return context.complex_kda_context(**arguments, context=cp_context, initial_state=start, output_final_state=final)

@@ -1,0 +1,122 @@
+"""Signs for an existing model: :func:`convert` gives the gates of a KDA checkpoint a factor from -1 to 1 that starts at 1.
+
+The function at the start is the old one, over any length: s is exactly 1, so that a state decays as it did. A fine-tuning may then
+turn gates negative (:mod:`ckda.layers.sign_factor`), and with them learn what positive gates cannot hold.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ckda.layers.complex_kda import ComplexKDA
+from ckda.layers.mixers import MIXERS
+from ckda.layers.sign_factor import SignFactor
+from ckda.record import read_json
+
+__all__ = ["convert", "with_sign_factor"]
+
+
+def convert(source: Any) -> Any:
+    """The model with a sign factor on every KDA layer: in place for a model, loaded first for a folder.
+
+    Args:
+        source: a model that holds KDA layers, ours (:class:`ckda.ComplexKDA` with a positive gate) or transformers' Kimi-Linear;
+            or the folder of one: FLA's KDA (config.json with model_type "kda"), Kimi-Linear's, or ours. A folder that was saved
+            after conversion is loaded with its factors.
+
+    Example:
+        >>> layers = nn.Sequential(ComplexKDA(32, 2, 8, gate="sigmoid", beta_range=1), nn.Linear(32, 32))
+        >>> x = torch.randn(1, 50, 32)
+        >>> before = layers(x)
+        >>> torch.allclose(convert(layers)(x), before, atol=1e-6), type(layers[0]).__name__
+        (True, 'SignFactor')
+    """
+    if isinstance(source, nn.Module):
+        return _converted(source)
+    folder = Path(source)
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} has no config.json; it must be the folder of a KDA checkpoint, or a model")
+    config = read_json(folder / "config.json")
+    kind = config.get("model_type")
+    if kind == "kda":
+        from ckda.compat.convert import load_fla
+
+        return _converted(load_fla(folder))
+    if kind == "complex_kda":
+        from ckda.models.lm import ComplexKDAForCausalLM
+
+        model = ComplexKDAForCausalLM.from_pretrained(folder)
+        return model if any(isinstance(x, SignFactor) for x in model.modules()) else _converted(model)
+    if kind == "kimi_linear":
+        from ckda.compat.kimi import load
+
+        return load(folder)
+    raise ValueError(f"model_type is {kind!r}; it must be 'kda' (FLA's), 'kimi_linear' or 'complex_kda' (ours)")
+
+
+def _converted(model: nn.Module) -> nn.Module:
+    """Every KDA layer of the model with a sign factor, and its configuration, where it has one, with the mixers' new names."""
+    if isinstance(model, ComplexKDA):
+        return with_sign_factor(model)
+    found = [(name, x) for name, x in model.named_modules() if type(x) is ComplexKDA]
+    for name, layer in found:
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, with_sign_factor(layer))
+    kimi = [x for x in model.modules() if type(x).__name__ == "KimiLinearDeltaAttention"]
+    if kimi:
+        from ckda.compat.kimi import add_factor
+
+        for one in kimi:
+            add_factor(one)
+    if not found and not kimi:
+        raise ValueError(f"{type(model).__name__} holds no KDA layer; it must hold ckda.ComplexKDA or Kimi-Linear's")
+    config: Any = getattr(model, "config", None)
+    if kimi and config is not None:
+        config.sign_factor = True
+    elif hasattr(config, "layer_mixers"):
+        config.layer_mixers = [f"{name}-factor" if f"{name}-factor" in MIXERS else name for name in config.mixers()]
+        inner: Any = getattr(model, "model", model)
+        inner.mixers = config.mixers()
+    return model
+
+
+@torch.no_grad()
+def with_sign_factor(layer: ComplexKDA) -> SignFactor:
+    """A KDA layer's weights in a layer with a sign factor.
+
+    Example:
+        >>> with_sign_factor(ComplexKDA(32, 2, 8))
+        Traceback (most recent call last):
+        ValueError: the layer's gate is 'signed'; it must be 'sigmoid' or 'softplus': this one has signs already
+    """
+    if layer.gate == "signed":
+        raise ValueError("the layer's gate is 'signed'; it must be 'sigmoid' or 'softplus': this one has signs already")
+    new = SignFactor(
+        layer.hidden_size, layer.num_heads, layer.head_dim, num_v_heads=layer.num_v_heads, head_v_dim=layer.head_v_dim,
+        gate=layer.gate, beta_range=layer.beta_range, conv_size=_conv_size(layer), activate=tuple(layer.activate),
+        output_gate=_output_gate(layer), initial_state=_initial_state(layer), norm_eps=layer.o_norm.eps,
+        backend=layer.backend,
+    )  # fmt: skip
+    new.b_proj = nn.Linear(layer.hidden_size, layer.num_v_heads, bias=layer.b_proj.bias is not None)
+    weight = layer.q_proj.weight
+    new.to(weight.device, weight.dtype).load_state_dict(layer.state_dict(), strict=False, assign=True)
+    return new.train(layer.training)
+
+
+def _conv_size(layer: ComplexKDA) -> int:
+    weights = [x.get_parameter("weight") for x in layer.convolutions.values()]
+    return weights[0].shape[-1] if weights else 0
+
+
+def _output_gate(layer: ComplexKDA) -> str | None:
+    if layer.g_proj is None:
+        return None
+    return "linear" if isinstance(layer.g_proj, nn.Linear) else "lowrank"
+
+
+def _initial_state(layer: ComplexKDA) -> Any:
+    if layer.initial_state is None:
+        return "zero"
+    return "learned" if isinstance(layer.initial_state, nn.Parameter) else layer.initial_state

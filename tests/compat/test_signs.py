@@ -1,0 +1,156 @@
+"""ckda.convert: the model is what it was, its gates may turn negative, and it is loaded as it was saved."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import ckda
+from ckda import ComplexKDA
+from ckda.layers import SignFactor
+
+transformers = pytest.importorskip("transformers")
+load_file, save_file = (getattr(pytest.importorskip("safetensors.torch"), name) for name in ("load_file", "save_file"))
+
+DATA = Path(__file__).parents[1] / "data" / "fla_kda"
+
+
+def tiny(mixer="kda", **options):
+    from ckda.models.config import ComplexKDAConfig
+    from ckda.models.lm import ComplexKDAForCausalLM
+
+    sizes = {"vocab_size": 31, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "head_dim": 8}
+    return ComplexKDAForCausalLM(ComplexKDAConfig(**sizes, num_hidden_layers=2, mixer=mixer, **options)).eval()
+
+
+def kimi():
+    sizes = {"vocab_size": 31, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "v_head_dim": 8}
+    config = transformers.KimiLinearConfig(
+        **sizes, num_hidden_layers=3, layer_types=["linear_attention", "full_attention", "linear_attention"],
+        mlp_layer_types=["dense"] * 3, linear_head_dim=8, linear_num_heads=2, num_key_value_heads=2, kv_lora_rank=8,
+        qk_rope_head_dim=8, qk_nope_head_dim=8, pad_token_id=None, bos_token_id=None, eos_token_id=None,
+        initializer_range=0.3,
+    )  # fmt: skip
+    return transformers.KimiLinearForCausalLM(config).eval()
+
+
+def factors(model):
+    return [p for name, p in model.named_parameters() if "s_proj" in name or "t_proj" in name]
+
+
+def shake(model):
+    with torch.no_grad():
+        for p in factors(model):
+            p.add_(torch.randn_like(p))
+
+
+def logits(model, tokens):
+    with torch.no_grad():
+        return model(tokens).logits
+
+
+MAKERS = {
+    "ours": tiny,
+    "ours, softplus gate and beta to 2": lambda: tiny("kda-softplus-beta2"),
+    "ours, hybrid": lambda: tiny(hybrid="attention", hybrid_every=2),
+    "Kimi-Linear": kimi,
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_same_model_with_gradients_for_its_factors_saved_and_loaded(name, tmp_path):
+    model, tokens = MAKERS[name](), torch.randint(31, (2, 40))
+    before = logits(model, tokens)
+    written = model.generate(tokens[:, :9], max_new_tokens=8, do_sample=False)
+    assert ckda.convert(model) is model
+    torch.testing.assert_close(logits(model, tokens), before, rtol=1e-5, atol=1e-5)
+    assert torch.equal(model.generate(tokens[:, :9], max_new_tokens=8, do_sample=False), written)
+    model(tokens, labels=tokens).loss.backward()
+    assert factors(model)
+    assert all(p.grad.abs().sum() > 0 for p in factors(model))
+    shake(model)
+    changed = logits(model, tokens)
+    assert not torch.allclose(changed, before, atol=1e-3)
+    model.save_pretrained(tmp_path)
+    torch.testing.assert_close(logits(ckda.convert(tmp_path).eval(), tokens), changed)
+
+
+def test_decoding_of_kimi_linear_with_signs_is_its_forward_pass():
+    model, tokens = ckda.convert(kimi()), torch.randint(31, (2, 12))
+    shake(model)
+    whole = logits(model, tokens)
+    with torch.no_grad():
+        result = model(tokens[:, :7], use_cache=True)
+        steps = [result.logits]
+        for t in range(7, 12):
+            result = model(tokens[:, t : t + 1], past_key_values=result.past_key_values, use_cache=True)
+            steps.append(result.logits)
+    torch.testing.assert_close(torch.cat(steps, 1), whole, rtol=1e-4, atol=1e-4)
+    layer = model.model.layers[0].self_attn
+    assert (layer.s_proj(torch.randn(50, 16)) < 0).any()
+
+
+def test_kimi_linear_with_signs_over_4096_tokens():
+    """Against the layer without: rounding, far below 1e-3."""
+    from ckda.compat import accelerate
+
+    model, x = kimi(), torch.randn(1, 4096, 16)
+    layer = model.model.layers[0].self_attn
+    with torch.no_grad():
+        layer.forget_gate.dt_bias.fill_(-9.0)
+        with accelerate("kimi_linear", quiet=True):
+            before = layer(x)
+        ckda.convert(model)
+        assert (layer(x) - before).abs().max() < 1e-5 * before.abs().max()
+
+
+@pytest.mark.parametrize("name", ["bounded", "softplus", "hybrid"])
+def test_flas_checkpoint(name, tmp_path):
+    """FLA's own logits, from its checkpoint with signs."""
+    tensors = load_file(DATA / f"{name}.safetensors")
+    tokens, expected = tensors.pop("test.ids"), tensors.pop("test.logits")
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_text((DATA / f"{name}.json").read_text())
+    model = ckda.convert(tmp_path)
+    assert any(isinstance(x, SignFactor) for x in model.modules())
+    torch.testing.assert_close(logits(model, tokens), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_layer_keeps_its_options():
+    layer = ComplexKDA(
+        16, 2, 8, num_v_heads=4, head_v_dim=6, gate="softplus", beta_range=2, beta_init="spread", conv_size=3,
+        activate=("v",), output_gate="linear", initial_state=torch.randn(8, 6), norm_eps=1e-3,
+    )  # fmt: skip
+    x = torch.randn(2, 20, 16)
+    before = layer(x)
+    holder = ckda.convert(nn.ModuleDict({"deep": nn.ModuleList([layer])}))
+    torch.testing.assert_close(holder["deep"][0](x), before)
+
+
+def test_bad_input(tmp_path):
+    with pytest.raises(ValueError, match="Linear holds no KDA layer"):
+        ckda.convert(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match=r"has no config\.json"):
+        ckda.convert(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ValueError, match="model_type is 'llama'"):
+        ckda.convert(tmp_path)
+    with pytest.raises(ValueError, match="has signs already"):
+        ckda.convert(ComplexKDA(16, 2, 8))
+
+
+@pytest.mark.exhaustive
+def test_a_trained_model_learns_s3_after_conversion():
+    """recipes/signs.py: gates cross zero, and words are tracked that as much training without signs does not track."""
+    path = Path(__file__).parents[2] / "recipes" / "signs.py"
+    spec = importlib.util.spec_from_file_location("recipe_of_signs", path)
+    recipe = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(recipe)
+    record = recipe.run(updates=600, more=1200, seeds=2)
+    before, without, signed = (record["scores"][arm][32] for arm in record["scores"])
+    assert max(before) < 0.5
+    assert max(without) < 0.6
+    assert max(signed) > 0.9
+    assert min(record["negative_gates"]) > 0.02
