@@ -26,6 +26,11 @@ INSPECT = {
         "ckda.experiments.options.add_inspect_track",
         "a run of `ckda track`: the head that works, its gates, keys and spectra, and the representation it has learned",
     ),
+    "horizon": Verb(
+        "ckda.experiments.tracking.horizon",
+        "ckda.experiments.options.add_inspect_horizon",
+        "runs of `ckda track`: the length at which each seed goes wrong, predicted from short words, and measured",
+    ),
     "audio": Verb(
         "ckda.experiments.audio.inspect",
         "ckda.experiments.options.add_inspect_audio",
@@ -99,7 +104,7 @@ VERBS: dict[str, Verb | tuple[str, dict[str, Verb]]] = {
         "ckda.experiments.options.add_audio",
         "continue a groove after half a bar: CKDA, KDA, DeltaProduct, GRU, Transformer",
     ),
-    "inspect": ("what a trained model does: inspect track RUN, audio RUN, lm PATH", INSPECT),
+    "inspect": ("what a trained model does: inspect track RUN, horizon RUN ..., audio RUN, lm PATH", INSPECT),
     "lm": ("language models: params, prepare, train, ladder, eval, generate", LM),
     "needle": Verb(
         "ckda.lm.needle", "ckda.lm.options.add_needle", "find a needle in a haystack of 1K to 8K tokens (RULER)", "lm"

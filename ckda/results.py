@@ -24,17 +24,20 @@ ABOUT = {
     "compat": "What do clients of other libraries gain, and do FLA's own tests pass?",
     "demo": "How far does each range setting track after two minutes on a CPU?",
     "lm": "How do 47M language models train, and how fast?",
+    "regular": "Which arm learns which regular task, how far, and at what cost?",
     "scaling": "Do our fits return the paper's scaling laws?",
     "theory": "Which claims of the paper are checked, and how?",
     "tracking/cost": "What does an update cost?",
     "tracking/find-s4": "Which start, curriculum or penalty finds S4 in 5000 small updates?",
     "tracking/finish": "How far do trained models go after penalties on relations and a finishing step?",
+    "tracking/horizon": "At which length does a trained model go wrong, by what short words say?",
     "tracking/inspect": "What has a trained model learned?",
     "tracking/mixers": "How far do other mixers track S3?",
     "tracking/paper": "What does the paper's own protocol give?",
     "tracking/penalties": "Do penalties make S3's rotations close?",
     "tracking/random-keys": "Are S4 and A5 found from random keys?",
     "tracking/short": "What do the four range settings give in fewer updates?",
+    "tracking/smoothing": "Do smoothed labels carry S3 further?",
 }
 
 
@@ -60,6 +63,19 @@ def _words(path: Path) -> None:
     theory = collect([path.parents[1] / "penalties"], ["A5"])
     both = collect([path.parent])
     _save(path, groups_figure(replace(both, runs=both.runs | theory.runs)))
+
+
+def _horizon(path: Path) -> None:
+    from ckda.experiments.tracking.horizon import horizon_figure
+
+    _save(path, horizon_figure(read_json(path.with_suffix(".json"))))
+
+
+def _regular(folder: Path) -> None:
+    from ckda.experiments.regular.report import write_report
+    from ckda.experiments.regular.run import collect
+
+    write_report(collect([folder]), folder)
 
 
 def _mechanism(path: Path) -> None:
@@ -147,6 +163,8 @@ def _scaling(path: Path) -> None:
 _DRAW: dict[str, Callable[[Path], None]] = {
     "tracking/*/runs": lambda path: _tracking(path.parent),
     "tracking/paper/words.png": _words,
+    "tracking/horizon/horizon.png": _horizon,
+    "regular/runs": lambda path: _regular(path.parent),
     "tracking/random-keys/600_cell.png": _600_cell,
     "tracking/inspect/*.quaternions.png": _quaternions,
     "tracking/inspect/*.png": _mechanism,
@@ -208,7 +226,7 @@ def index_page(results: Path) -> str:
     return _HEAD + "".join(rows)
 
 
-_SUMMARIES = ("track.json", "audio.json", "seeds.json")
+_SUMMARIES = ("track.json", "audio.json", "seeds.json", "suite.json")
 _HEAD = """\
 # Results
 

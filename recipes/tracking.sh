@@ -8,10 +8,16 @@
 #   timing    S3, Complex KDA, 1000 updates: seconds to perfect accuracy at the training length
 #   theory    A5 from the paper's construction, three seeds, with the penalty on relations, finished, and without
 #   closure   S3 by the closure penalty, that on relations and what they are compared with, three seeds
-#   ranges    S3 and S4, four range settings, three seeds, the paper's 60,000 updates: fig:group_word_problems
+#   ranges    S3, S4 and A5, four range settings, three seeds, the paper's 60,000 updates, momentum cycled: fig:group_word_problems;
+#             about 15 minutes, by 22 s a seed (A5 not measured)
 #   momentum  not among the default: S4, 24 seeds, and S3 with beta to 2, 10 seeds, with cycled and with constant momentum; about
-#             25 minutes, by 22 s a seed: LIMIT=590 a few times
-#   mixers    all mixers on S3, one seed, 10,000 updates: fig:group_word_problems_baselines
+#             25 minutes, by 22 s a seed: LIMIT=590 a few times. The constant ones in pieces of their own:
+#   s4        S4 with constant momentum, seeds 10 to 23 in two halves (0 to 9 are in results/): 5 minutes
+#   beta2     S3 with beta to 2, seeds 3 to 9 with either momentum (0 to 2 are in results/): 5 minutes
+#   baselines DeltaProduct_2 as published, a GRU, a Transformer, SiLU on the keys and on q, k, v: S3, S4 and A5, three seeds, 60,000
+#             updates: fig:group_word_problems_baselines; not run so far
+#   mixers    all mixers on S3, one seed, 10,000 updates: beside fig:group_word_problems_baselines
+#   regular   parity, even pairs, cycle navigation, modular arithmetic, S5, traces, recall: five arms, five seeds
 #   silu      the same with SiLU on the keys
 #   screen    S4: what might find its representation, six seeds each, 20,000 smaller updates
 #   search    S4: 24 seeds by init=orthogonal-quarter, which the screening found, the best three go on, with the penalty on relations,
@@ -30,14 +36,14 @@ pieces=("$@")
 python=${PYTHON:-python3}
 export PYTHONPATH=. OMP_NUM_THREADS=4
 deadline=$(($(date +%s) + ${LIMIT:-480}))
-track() { # options of `ckda track`
+track() { # options of `ckda track`; half=NAME in front: seeds of one run that have a folder of their own
   local left=$((deadline - $(date +%s)))
   ((left > 5)) || { echo "no time left for: $*"; return 3; }
-  "$python" -m ckda.cli track "$@" --device "${DEVICE:-cuda}" --out "$out/$piece" --time-limit "$left"
+  "$python" -m ckda.cli track "$@" --device "${DEVICE:-cuda}" --out "$out/$piece${half:+/$half}" --time-limit "$left"
 }
 figures() { # fig:group_word_problems, fig:group_word_problems_baselines, fig:s3_interpretability
   local name folders piece run
-  for name in words:ranges,theory baselines:mixers,silu beyond:ranges,closure,theory,search,a5 screening:screen,six; do
+  for name in words:ranges,theory baselines:baselines,mixers,silu beyond:ranges,closure,theory,search,a5 screening:screen,six; do
     folders=()
     for piece in $(tr , ' ' <<<"${name#*:}"); do [[ -d $out/$piece/runs ]] && folders+=("$out/$piece"); done
     ((${#folders[@]})) && "$python" -m ckda.cli track --collect "${folders[@]}" --out "$out/figures/${name%%:*}"
@@ -60,12 +66,26 @@ for piece in "${pieces[@]}"; do
         track S3 --recipe "penalty=$penalty+steps=4k+momentum=0.95"
       done
       track S3 --recipe penalty=relations+steps=3k+momentum=0.95 ;;
-    ranges) track S3 S4 --mixer ranges ;;
+    ranges) for group in S3 S4 A5; do track "$group" --mixer ranges; done ;;
     momentum)
       for momentum in cycled 0.95; do
         track S4 --seeds 24 --momentum "$momentum" --lengths 8,16,32,64,128,256,512
         track S3 --mixer kda-beta2 --seeds 10 --momentum "$momentum" --lengths 8,16,32,64,128,256,512
       done ;;
+    s4)
+      for first in 10 17; do
+        half=seeds-$first track S4 --momentum 0.95 --seed "$first" --seeds 7 --lengths 8,16,32,64,128,256,512
+      done ;;
+    beta2)
+      for momentum in cycled 0.95; do
+        half=seeds-3 track S3 --mixer kda-beta2 --momentum "$momentum" --seed 3 --seeds 7 --lengths 8,16,32,64,128,256,512
+      done ;;
+    baselines)
+      for group in S3 S4 A5; do
+        track "$group" --mixer deltaproduct2-wide,gru,attention --lengths 8,16,32,64,128,256,512
+        track "$group" --recipe silu=k,silu=qkv --lengths 8,16,32,64,128,256,512
+      done ;;
+    regular) track --suite regular ;;
     mixers) track S3 --mixer all --recipe steps=10k --seeds 1 --together 9 ;;
     silu) track S3 --mixer all --recipe silu=k+steps=10k --seeds 1 --together 9 ;;
     screen)

@@ -12,7 +12,21 @@ from ckda.experiments.tracking.recipes import RECIPES as TRACKING
 from ckda.experiments.tracking.run import title
 
 ROOT = Path(__file__).parents[1]
-PIECES = ["timing", "theory", "closure", "ranges", "mixers", "silu", "screen", "search", "six", "a5"]
+PIECES = [
+    "timing",
+    "theory",
+    "closure",
+    "ranges",
+    "momentum",
+    "s4",
+    "beta2",
+    "baselines",
+    "regular",
+    "mixers",
+    "silu",
+    "screen",
+]
+PIECES += ["search", "six", "a5"]
 ECHO = '#!/bin/sh\nshift 2\nprintf "%s\\n" "$*"\n'  # in place of python -m ckda.cli: what it would be called with
 
 
@@ -40,13 +54,17 @@ def test_tracking_names_recipes_of_today_and_weights_that_it_leaves(tmp_path):
     parser = Parser()
     add_track(parser)
     left = set()
+    places = []
     for words in commands:
         args = parser.parse_args(words[1:])  # SystemExit for an option that is not there
+        runs = [args.mixer, args.recipe, args.momentum, args.begin, args.suite]
+        places += [(args.out, group, *runs) for group in args.group or [None]]
         for recipe in args.recipe.split(","):
             assert TRACKING.name(recipe) == recipe
             left |= {Path(args.out) / f"runs/{title(group, 'ckda', recipe)}.pt" for group in args.group}
         if args.begin:
             assert Path(args.begin) in left, args.begin
+    assert len(set(places)) == len(places), "two commands would leave a run of the same name in the same folder"
 
 
 def test_audio_names_recipes_of_today():

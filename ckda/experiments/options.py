@@ -17,7 +17,7 @@ from ckda.command import (
     seconds,
 )
 
-__all__ = ["add_audio", "add_demo", "add_inspect_audio", "add_inspect_track", "add_track"]
+__all__ = ["add_audio", "add_demo", "add_inspect_audio", "add_inspect_horizon", "add_inspect_track", "add_track"]
 
 
 def add_demo(parser: Parser) -> None:
@@ -39,7 +39,14 @@ def add_track(parser: Parser) -> None:
         help="Z5, D4, S3, A5, Q8, S3xZ2, parity, shell3 (three cups), or a JSON file with a table; S4:generators for words "
         "over few letters (default: S3)",
     )
-    add_mixer_argument(what, "one, several with commas, 'ranges' or 'all' (default: %(default)s); the list is below")
+    add_mixer_argument(what, "one, several with commas, 'ranges' or 'all' (default: ckda); the list is below")
+    parser.set_defaults(mixer=None)  # a suite has arms of its own
+    what.add_argument(
+        "--suite",
+        choices=("regular",),
+        help="instead of groups: parity, even pairs, cycle navigation, modular arithmetic, S5, traces, recall; --mixer names "
+        "arms, and five seeds go to runs/regular",
+    )
     what.add_argument(
         "--seeds", type=positive, help="how many seeds, from --seed on (default: 3; with --from those of the file)"
     )
@@ -115,6 +122,15 @@ def add_inspect_track(parser: Parser) -> None:
         "--length", type=positive, default=512, help="how far the closure error is followed (default: 512)"
     )
     parser.add_argument("--out", help="folder for JSON and figure (default: inspect beside the run)")
+    add_json_argument(parser)
+
+
+def add_inspect_horizon(parser: Parser) -> None:
+    """The options of ``ckda inspect horizon``."""
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="files runs/NAME.pt that `ckda track` wrote")
+    parser.add_argument("--check", metavar="RUN", nargs="+", default=[], help="further runs, which do not choose kappa")
+    parser.add_argument("--length", type=positive, default=4096, help="how far it is measured (default: %(default)s)")
+    parser.add_argument("--out", default="runs/horizon", help="folder for JSON and figure (default: %(default)s)")
     add_json_argument(parser)
 
 

@@ -54,7 +54,7 @@ def _recurrent_options(config: "ComplexKDAConfig", mixer: Mixer) -> dict[str, An
     """A spread start is taken where it makes sense: of the gates where they are signed, of beta where it reaches 2."""
     options: dict[str, Any] = {
         "num_v_heads": config.num_v_heads,
-        "head_v_dim": config.head_v_dim,
+        "head_v_dim": config.head_v_dim or mixer.expand_v * config.head_dim,
         "conv_size": config.conv_size,
         "activate": tuple(config.activate),
         "output_gate": config.output_gate,

@@ -59,7 +59,7 @@ def test_matrices_are_what_happens_to_the_state(name):
     """From a random state, with values silenced, the next state is the transition times it."""
     layer = make(name)
     layer.v_proj.weight.data.zero_()
-    x, state = torch.randn(1, 1, 24, dtype=torch.float64), torch.randn(1, 2, 8, 8, dtype=torch.float64)
+    x, state = (torch.randn(*shape, dtype=torch.float64) for shape in ((1, 1, 24), (1, 2, 8, layer.head_v_dim)))
     _, cache = layer.prefill(x)
     _, cache = layer.prefill(x, cache._replace(state=state))
     torch.testing.assert_close(cache.state, layer.matrices(x)[:, 0] @ state, rtol=1e-9, atol=1e-11)

@@ -836,6 +836,7 @@ def test_float16_by_the_double_rule(settings: dict) -> None:
         ("signed", "equal", 2, 128, torch.bfloat16),
         ("signed", "equal", 2, 96, torch.bfloat16),
         ("signed", "equal", 2, 64, torch.float16),
+        ("signed", "equal", 2, 128, torch.float16),
         (None, "random", 2, 128, torch.float16),
     ],
 )

@@ -3,11 +3,13 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from ckda.command import make_folder, pick_device, pick_names, pick_whole
+from ckda.experiments.regular import report as suite_report
+from ckda.experiments.regular import run as suite
 from ckda.experiments.tracking.figures import groups_figure, published
 from ckda.experiments.tracking.lottery import lottery
 from ckda.experiments.tracking.recipes import RECIPES
@@ -22,6 +24,7 @@ from ckda.train.recipe import steps_word
 
 __all__ = ["markdown", "print_result", "run_command", "table", "write_report"]
 
+_OUT = "runs/track"  # where nobody says otherwise
 _STOPPED = 3  # exit status at the time limit
 _LONG, _DAY = 600, 86_400  # seconds from which a training says that it is long, and from which it asks
 #: options that change the recipe: they become part of its name, and so of the run's
@@ -40,6 +43,8 @@ def run_command(args: argparse.Namespace) -> int:
         for name, text in RECIPES.listing():
             print(f"{name:28s} {text}")
         return 0
+    if args.suite:
+        return _run_suite(args)
     if args.collect:
         result = collect(args.collect, args.group, args.trained_at)
         out = make_folder(args.out)
@@ -54,6 +59,35 @@ def run_command(args: argparse.Namespace) -> int:
         print((out / "track.json").read_text(), end="")
     else:
         print_result(result, out)
+    return _STOPPED if result.absent else 0
+
+
+def _run_suite(args: argparse.Namespace) -> int:
+    """``--suite regular``: groups are tasks, mixers are arms."""
+    arms = tuple(pick_names(args.mixer, tuple(suite.ARMS), {}, "--mixer")) if args.mixer is not None else ()
+    tasks = tuple(pick_names(",".join(args.group) or "all", tuple(suite.TASKS), {"all": tuple(suite.TASKS)}, "task"))
+    out = Path("runs/regular" if args.out == _OUT else args.out)
+    sizes = {"steps": args.steps, "batch": args.batch, "first_seed": args.seed, "num_seeds": args.seeds or 5}
+    config = suite.SuiteConfig(
+        tasks,
+        arms,
+        **sizes,
+        together=args.together,
+        smoke=args.smoke,
+        device=args.device,
+        out=out,
+        fresh=args.fresh,
+        time_limit=args.time_limit,
+    )
+    result = suite.collect(args.collect, args.trained_at) if args.collect else suite.run(config, quiet=args.json)
+    make_folder(str(out))
+    for name, one in result.runs.items() if args.collect else ():
+        write_json(out / "runs" / f"{name}.json", asdict(one))
+    suite_report.write_report(result, out)
+    if args.json:
+        print((out / "suite.json").read_text(), end="")
+    else:
+        suite_report.print_result(result, out)
     return _STOPPED if result.absent else 0
 
 
@@ -76,9 +110,10 @@ def _adviser(config: TrackConfig, yes: bool) -> Callable[[float], None]:
 
 
 def _config(args: argparse.Namespace) -> TrackConfig:
+    sets = {"all": tuple(MIXERS), "ranges": tuple(RANGES)}
     return TrackConfig(
         groups=_groups(args.group or ["S3"]),
-        mixers=tuple(pick_names(args.mixer, tuple(MIXERS), {"all": tuple(MIXERS), "ranges": tuple(RANGES)}, "--mixer")),
+        mixers=tuple(pick_names("ckda" if args.mixer is None else args.mixer, tuple(MIXERS), sets, "--mixer")),
         recipes=tuple(_recipes(args)),
         first_seed=args.seed,
         num_seeds=args.seeds,

@@ -134,7 +134,7 @@ def build_tracker(
     """
     options: dict[str, Any] = {}
     if MIXERS[mixer].is_delta_rule if mixer in MIXERS else False:
-        options = {"conv_size": 0, "activate": tuple(activate)}
+        options = {"conv_size": 0} | ({} if "activate" in MIXERS[mixer].options else {"activate": tuple(activate)})
         if MIXERS[mixer].is_signed:
             options["gate_init"] = "spread"
         if beta_init != "standard":

@@ -102,6 +102,13 @@ def _momentum(text: str) -> Change:
     return Change(f"Muon's momentum {text}", {"momentum": value})
 
 
+def _smoothing(text: str) -> Change:
+    """labels smoothed by this share (0.1): a right answer must stay equally sure after words of any length"""
+    if not 0 < float(text) < 1:
+        raise ValueError("a share is above 0 and below 1")
+    return Change(f"labels smoothed by {float(text):g}", task={"smoothing": float(text)})
+
+
 def _penalties() -> dict[str, Change]:
     made = {
         name: Change(text, {"penalties": weights, "ramp": (0.0, 0.0)}) for name, (text, weights) in _PENALTIES.items()
@@ -146,6 +153,7 @@ RECIPES = Book(
         "heads": _heads,
         "keep": _keep,
         "momentum": _momentum,
+        "smoothing": _smoothing,
         "lr-muon": _rate("lr_muon", "Muon"),
         "lr-adamw": _rate("lr_adamw", "AdamW"),
     },

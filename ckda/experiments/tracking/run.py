@@ -11,7 +11,7 @@ the same config again, or one with more runs, trains only what is missing.
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -270,7 +270,8 @@ def _jobs(config: TrackConfig, device: str) -> list[_Job]:
     jobs = []
     for group, mixer, recipe in product(config.groups, config.mixers, config.recipes):
         try:
-            task, recipe = task_named(group), RECIPES.name(recipe)
+            recipe = RECIPES.name(recipe)
+            task = replace(task_named(group), **RECIPES.read(recipe).task)
             name = title(group, mixer, recipe, config.smoke)
             jobs.append(_Job(name, group, mixer, recipe, _ensemble(config, task, mixer, recipe, device), task))
         except ValueError as error:

@@ -14,7 +14,7 @@ two cups, with noise tokens in between that mean nothing:
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -51,6 +51,7 @@ class WordProblem:
     group: FiniteGroup
     letters: tuple[int, ...]  #: the tokens that words are made of
     meaning: tuple[int, ...] = ()  #: the element that each token stands for; empty: token i is element i
+    smoothing: float = 0.0  #: of the labels: this share of the probability is asked for on all elements alike
     _on: dict[Any, Any] = field(default_factory=dict, repr=False)  # tensors by device, and sub-problems
 
     @classmethod
@@ -110,7 +111,7 @@ class WordProblem:
             [24, 2, 10, 12]
         """
         if letters not in self._on:
-            self._on[letters] = WordProblem(self.group, self._letters(letters), self.meaning, {})
+            self._on[letters] = replace(self, letters=self._letters(letters), _on={})
         return self._on[letters]
 
     def _letters(self, name: str) -> tuple[int, ...]:
@@ -140,8 +141,9 @@ class WordProblem:
 
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
         """Mean cross-entropy of each replica [R], from logits [R, B, 1 + T, n] and products [R, B, T]."""
-        logits = output[:, :, 1:]
-        return cross_entropy(logits.flatten(0, 2), y.flatten(), reduction="none").view_as(y).mean((1, 2))
+        rows = output[:, :, 1:].flatten(0, 2)
+        each = cross_entropy(rows, y.flatten(), reduction="none", label_smoothing=self.smoothing)
+        return each.view_as(y).mean((1, 2))
 
     def penalty(self, name: str, trace: dict[str, Tensor], y: Tensor) -> Tensor:
         """[R] one of five, from the model's trace (:meth:`ckda.experiments.tracking.model.Tracker.forward`):
@@ -174,9 +176,10 @@ class WordProblem:
         )
 
     def key(self) -> dict[str, Any]:
-        """The group, its letters and what they mean."""
-        meaning = {"meaning": list(self.meaning)} if self.meaning else {}
-        return {"group": self.group.name, "letters": list(self.letters)} | meaning
+        """The group, its letters and what they mean, and what is asked otherwise than by the paper."""
+        more: dict[str, Any] = {"meaning": list(self.meaning)} if self.meaning else {}
+        more |= {"smoothing": self.smoothing} if self.smoothing else {}
+        return {"group": self.group.name, "letters": list(self.letters)} | more
 
     def products(self, x: Tensor) -> Tensor:
         """y [..., T] with y_t = x_t ... x_1 of elements x, by doubling: log T rounds of table look-ups."""

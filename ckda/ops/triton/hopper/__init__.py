@@ -55,6 +55,8 @@ def unfit(call: Call) -> str | None:
     T, K, V = call.q.shape[1], call.q.shape[3], call.v.shape[3]
     if call.v.dtype not in (torch.bfloat16, torch.float16):
         return "q, k and v must be bfloat16 or float16"
+    if call.v.dtype == torch.float16 and K <= 64:
+        return "float16 takes heads of more than 64 channels: narrower ones break the rule of equal keys at beta = 2 (LOG.md)"
     if not MIN_WIDTH <= K <= MAX_WIDTH or V < MIN_WIDTH or K % STEP or V % STEP:
         return f"heads must have K from {MIN_WIDTH} to {MAX_WIDTH} and V from {MIN_WIDTH} on, multiples of {STEP}"
     if V > MAX_WIDTH and (

@@ -1,0 +1,137 @@
+"""The models of ``ckda track --suite regular``: the tracker of the paper's groups, with as many layers as a task needs.
+
+Arms are compared at about equal numbers of parameters: Complex KDA has 12 heads of 16 channels and a stream of 48, and every
+other arm the number of heads (for a GRU the width) that comes nearest to its count (:func:`matched_size`).
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ckda.experiments.regular.tasks import TASKS, Task
+from ckda.experiments.tracking.model import Tracker
+from ckda.layers.mixers import MIXERS, build_mixer
+
+__all__ = ["ARMS", "SuiteArm", "build_model", "matched_size"]
+
+_WIDTH, _HEADS, _HEAD_DIM = 48, 12, 16
+
+
+class SuiteArm(NamedTuple):
+    """A mixer and how many layers of it (None: as many as the task says)."""
+
+    mixer: str
+    label: str
+    layers: int | None = None
+
+
+#: the arms of every task, then those that S5 is asked of besides
+ARMS: dict[str, SuiteArm] = {
+    "ckda": SuiteArm("ckda", "Complex KDA"),
+    "kda": SuiteArm("kda", "KDA"),
+    "deltaproduct2": SuiteArm("deltaproduct2-wide", "DeltaProduct₂"),
+    "gru": SuiteArm("gru", "GRU"),
+    "transformer": SuiteArm("attention", "Transformer"),
+    "ckda-2-layers": SuiteArm("ckda", "Complex KDA, two layers", 2),
+    "ckda-2-factors": SuiteArm("ckda-product2", "Complex KDA, two factors a token"),
+    "deltaproduct4": SuiteArm("deltaproduct4", "DeltaProduct₄"),
+}
+
+
+class Layers(nn.Module):
+    """Several mixers as one: [B, T, d] -> what all of them add to the stream. Between two stands a GELU layer of width 4 d.
+
+    Example:
+        >>> layers = Layers([build_mixer("kda", 16, 2, 4, conv_size=0) for _ in range(2)], 16)
+        >>> x = torch.randn(1, 6, 16)
+        >>> _, cache = layers.prefill(x[:, :4])
+        >>> torch.allclose(layers.prefill(x[:, 4:], cache)[0], layers(x)[:, 4:], atol=1e-5)
+        True
+    """
+
+    def __init__(self, mixers: Sequence[nn.Module], width: int):
+        super().__init__()
+        self.mixers = nn.ModuleList(mixers)
+        self.feeds = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+            for _ in mixers[1:]
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in mixers[1:])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B, T, d] -> [B, T, d]."""
+        added = self.mixers[0](x)
+        for mixer, feed, norm in zip(self.mixers[1:], self.feeds, self.norms, strict=True):
+            added = added + feed(x + added)
+            added = added + mixer(norm(x + added))
+        return added
+
+    def prefill(self, x: Tensor, cache: Any = None) -> tuple[Tensor, tuple]:
+        """:meth:`forward` from the mixers' caches (None: from the beginning) and the next ones."""
+        first: Any = self.mixers[0]
+        added, new = first.prefill(x, *(() if cache is None else (cache[0],)))
+        caches = [new]
+        for i, (feed, norm) in enumerate(zip(self.feeds, self.norms, strict=True), 1):
+            mixer: Any = self.mixers[i]
+            added = added + feed(x + added)
+            more, new = mixer.prefill(norm(x + added), *(() if cache is None else (cache[i],)))
+            added = added + more
+            caches.append(new)
+        return added, tuple(caches)
+
+
+def build_model(arm: str, task: str, size: int | None = None) -> Tracker:
+    """The model of this arm on this task; `size` is the number of heads (a GRU's width), by default the matched one.
+
+    Example:
+        >>> sum(p.numel() for p in build_model("ckda", "parity").parameters())
+        55566
+    """
+    size = matched_size(arm, task) if size is None else size
+    problem, (mixer, _, _) = TASKS[task], ARMS[arm]
+    width = _WIDTH if MIXERS[mixer].sized else size
+    made = [
+        build_mixer(mixer, width, size, _HEAD_DIM, **_options(mixer, problem)) for _ in range(num_layers(arm, problem))
+    ]
+    layer = made[0] if len(made) == 1 else Layers(made, width)
+    return Tracker(layer, problem.num_tokens, problem.num_classes, width, 4 * width)
+
+
+def num_layers(arm: str, task: Task) -> int:
+    """How many mixers stand on each other."""
+    return ARMS[arm].layers or task.layers
+
+
+def _options(mixer: str, task: Task) -> dict[str, Any]:
+    kind = MIXERS[mixer]
+    if not kind.is_delta_rule:
+        return {}
+    options: dict[str, Any] = {"conv_size": task.conv_size, "activate": kind.options.get("activate", ())}
+    return options | ({"gate_init": "spread"} if kind.is_signed else {})
+
+
+@lru_cache
+def matched_size(arm: str, task: str) -> int:
+    """The size at which this arm's model has about as many parameters as Complex KDA's with the task's layers.
+
+    Example:
+        >>> matched_size("ckda", "parity"), matched_size("gru", "parity")
+        (12, 73)
+    """
+    if arm == "ckda":
+        return _HEADS
+    wanted, best, size = _count("ckda", task, _HEADS), 1, 1
+    while (count := _count(arm, task, size)) < 2 * wanted:
+        if abs(count - wanted) < abs(_count(arm, task, best) - wanted):
+            best = size
+        size += 1
+    return best
+
+
+@lru_cache
+def _count(arm: str, task: str, size: int) -> int:
+    with torch.device("meta"):
+        return sum(p.numel() for p in build_model(arm, task, size).parameters())

@@ -1,0 +1,134 @@
+"""What ``ckda track --suite regular`` leaves: one table and one figure, pure functions of its result."""
+
+from pathlib import Path
+from typing import Any
+
+from ckda.experiments.regular.run import LENGTHS, RANGE, SOLVED, SuiteResult, average
+from ckda.experiments.regular.tasks import TASKS
+from ckda.page import empty_figure, markdown_table, print_table
+from ckda.record import write_json, write_text
+
+__all__ = ["print_result", "suite_figure", "table", "write_report"]
+
+_COLOURS = {
+    "ckda": "#16548c",
+    "kda": "#9aa5b1",
+    "deltaproduct2": "#2f7f4f",
+    "gru": "#c8553d",
+    "transformer": "#b58900",
+    "ckda-2-layers": "#6baed6",
+    "ckda-2-factors": "#7a4fa3",
+    "deltaproduct4": "#8ab79a",
+}
+
+
+def table(result: SuiteResult) -> tuple[list[str], list[list[str]]]:
+    """Head and rows, one number a cell: how many seeds have the task, mean and best over 40 to 256, the best at longer lengths."""
+    far = [str(n) for n in LENGTHS if n > RANGE[1]]
+    head = [
+        "task",
+        "arm",
+        "layers",
+        "parameters",
+        "updates",
+        "seeds",
+        "seeds with it",
+        "mean, 40 to 256",
+        "best seed",
+        *(f"best, {n}" for n in far),
+        "ms an update",
+    ]
+    rows = []
+    for one in result.runs.values():
+        mean, best = sum(one.main) / len(one.main), max(one.main)
+        rest = [f"{100 * max(one.scores[n]):.1f}" if n in one.scores else "-" for n in far]
+        rows.append(
+            [
+                one.task,
+                one.label,
+                str(one.layers),
+                f"{one.parameters:,}",
+                f"{one.recipe['steps']:,}",
+                str(len(one.seeds)),
+                str(one.solved),
+                f"{100 * mean:.1f}",
+                f"{100 * best:.1f}",
+                *rest,
+                f"{one.update_ms:.2f}",
+            ]
+        )
+    for arm, values in result.to_json()["averages"].items():
+        if values is not None:
+            label = next(one.label for one in result.runs.values() if one.arm == arm)
+            beyond = [average(result, arm, n) for n in far]
+            more = ["-" if v is None else f"{v['best']:.1f}" for v in beyond]
+            numbers = [f"{values['mean']:.1f}", f"{values['best']:.1f}", *more, ""]
+            rows.append(["average of the first four", label, "", "", "", "", "", *numbers])
+    return head, rows
+
+
+def suite_figure(result: SuiteResult) -> Any:
+    """One panel a task: scaled accuracy by length, seeds thin and the best one thick; the last panel is the cost."""
+    names = [name for name in TASKS if any(one.task == name for one in result.runs.values())]
+    columns = min(3, len(names) + 1)
+    rows = -(-(len(names) + 1) // columns)
+    figure = empty_figure(figsize=(4.6 * columns, 3.3 * rows))
+    panels = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axes, name in zip(panels, names, strict=False):
+        for one in (one for one in result.runs.values() if one.task == name):
+            lengths = sorted(int(n) for n in one.scores if n.isdigit())
+            best = max(range(len(one.seeds)), key=lambda r: (one.main[r], [one.scores[str(n)][r] for n in lengths]))
+            for r in range(len(one.seeds)):
+                values = [one.scores[str(n)][r] for n in lengths]
+                thick = {"linewidth": 2.2, "label": f"{one.label} ({one.solved}/{len(one.seeds)})"}
+                style = thick if r == best else {"linewidth": 0.7, "alpha": 0.5}
+                axes.plot(lengths, values, color=_COLOURS[one.arm], **style)
+        axes.axvline(RANGE[0], color="#5c6b7a", linewidth=1, linestyle="--")
+        axes.set_xscale("log", base=2)
+        axes.set(title=name, ylim=(-0.1, 1.06), xlabel="length")
+        axes.legend(frameon=False, fontsize=6.5)
+    _draw_cost(panels[len(names)], result)
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in panels[len(names) + 1 :]:
+        axes.set_axis_off()
+    panels[0].set_ylabel("scaled accuracy")
+    return figure
+
+
+def _draw_cost(axes: Any, result: SuiteResult) -> None:
+    """Mean score over all tasks of an arm against the time of its update."""
+    by_arm: dict[str, list] = {}
+    for one in result.runs.values():
+        by_arm.setdefault(one.arm, []).append(one)
+    for arm, runs in by_arm.items():
+        score = sum(sum(one.main) / len(one.main) for one in runs) / len(runs)
+        ms = sum(one.update_ms for one in runs) / len(runs)
+        axes.plot([ms], [score], "o", color=_COLOURS[arm])
+        axes.annotate(
+            f"{runs[0].label} ({len(runs)} tasks)", (ms, score), textcoords="offset points", xytext=(5, 3), fontsize=6.5
+        )
+    axes.set(title="cost", xlabel="ms an update, all seeds", ylabel="mean score, 40 to 256", ylim=(-0.1, 1.06))
+    axes.margins(x=0.35)
+
+
+def write_report(result: SuiteResult, out: Path) -> None:
+    """suite.json, table.md and suite.png."""
+    write_json(out / "suite.json", result.to_json())
+    if result.runs:
+        write_text(out / "table.md", markdown_table(*table(result)))
+        suite_figure(result).savefig(out / "suite.png", dpi=160, metadata={"Software": None})
+
+
+def print_result(result: SuiteResult, out: Path) -> None:
+    """The table on the terminal, what is absent, and where everything lies."""
+    if result.runs:
+        strong = [i for i, one in enumerate(result.runs.values()) if one.arm == "ckda"]
+        print_table(
+            f"scaled accuracy in percent (chance is 0); a seed has a task from {100 * SOLVED:g} on",
+            *table(result),
+            strong,
+        )
+    for name, why in result.absent.items():
+        print(f"{name}: {why}")
+    print(f"{result.seconds:.0f} s. Figure, table and numbers: {out}")

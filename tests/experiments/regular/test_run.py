@@ -1,0 +1,99 @@
+"""The suite: matched sizes, the command from end to end, and what the repository keeps of it."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from ckda.cli import main
+from ckda.experiments.regular.model import ARMS, _count, build_model, matched_size
+from ckda.experiments.regular.report import suite_figure, table
+from ckda.experiments.regular.run import SuiteConfig, SuiteRun, average, collect, pairs
+from ckda.experiments.regular.tasks import PUBLISHED_FOUR, TASKS
+
+KEPT = Path(__file__).parents[3] / "results/regular"
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_arms_have_as_many_parameters_within_a_tenth(task):
+    wanted = _count("ckda", task, matched_size("ckda", task))
+    for _, arm in pairs(SuiteConfig(tasks=(task,))):
+        assert abs(_count(arm, task, matched_size(arm, task)) / wanted - 1) < 0.1, arm
+
+
+@pytest.mark.parametrize(("arm", "task"), [("ckda", "arithmetic"), ("ckda-2-factors", "S5"), ("gru", "brackets")])
+def test_a_word_in_pieces_is_the_word(arm, task):
+    torch.manual_seed(0)
+    model = build_model(arm, task).double()
+    x, _ = TASKS[task].batch(2, 12, torch.Generator().manual_seed(0))
+    first, cache = model.prefill(x[:, :5])
+    rest, _ = model.prefill(x[:, 5:], cache)
+    torch.testing.assert_close(torch.cat([first, rest], 1), model(x), rtol=1e-9, atol=1e-11)
+
+
+def test_the_command_trains_scores_and_goes_on(tmp_path, capsys):
+    command = [
+        "track",
+        "parity",
+        "recall",
+        "--suite",
+        "regular",
+        "--smoke",
+        "--seeds",
+        "2",
+        "--mixer",
+        "ckda,transformer",
+    ]
+    command += ["--device", "cpu", "--out", str(tmp_path)]
+    assert main(command) == 0
+    runs = json.loads((tmp_path / "suite.json").read_text())["runs"]
+    assert set(runs) == {f"{task}-{arm}+smoke" for task in ("parity", "recall") for arm in ("ckda", "transformer")}
+    for one in runs.values():
+        assert all(len(values) == 2 and all(-1.1 <= v <= 1 for v in values) for values in one["scores"].values())
+    stamp = (tmp_path / "runs/parity-ckda+smoke.json").stat().st_mtime_ns
+    assert main(command) == 0
+    assert (tmp_path / "runs/parity-ckda+smoke.json").stat().st_mtime_ns == stamp
+    assert (tmp_path / "suite.png").stat().st_size > 0
+    assert "ms an update" in (tmp_path / "table.md").read_text()
+
+
+def test_an_unknown_task_is_named(tmp_path, capsys):
+    assert main(["track", "majority", "--suite", "regular", "--out", str(tmp_path)]) == 2
+    assert "task majority: there is none; there are parity" in capsys.readouterr().err
+
+
+def test_averages_are_those_of_the_four_published_tasks():
+    result = collect([KEPT])
+    for arm in ("ckda", "gru"):
+        by_task = [result.runs[f"{task}-{arm}"].main for task in PUBLISHED_FOUR]
+        assert average(result, arm) == pytest.approx(
+            {
+                "mean": 25 * sum(sum(scores) / len(scores) for scores in by_task),
+                "best": 25 * sum(max(scores) for scores in by_task),
+            }
+        )
+
+
+def test_kept_records_are_read_drawn_and_tabled():
+    result = collect([KEPT])
+    assert len(suite_figure(result).axes) >= len({one.task for one in result.runs.values()}) + 1
+    head, rows = table(result)
+    assert all(len(row) == len(head) for row in rows)
+    text = (KEPT / "table.md").read_text()
+    assert all(f"| {' | '.join(row)} |" in text for row in rows)
+    for name, one in result.runs.items():
+        assert SuiteRun.from_json(asdict(one)) == one
+        assert name.startswith(f"{one.task}-{one.arm}")
+        assert one.arm in ARMS
+        assert len(one.seeds) == 5
+
+
+def test_the_readme_has_the_table_and_its_counts():
+    text, result = (KEPT / "README.md").read_text(), collect([KEPT])
+    assert (KEPT / "table.md").read_text() in text
+    mean = average(result, "ckda")
+    assert f"has {mean['mean']:.1f} on average and {mean['best']:.1f} for the best seeds" in " ".join(text.split())
+    for name in ("parity-ckda", "cycle-ckda", "S5-ckda-2-factors", "S5-deltaproduct4"):
+        assert f"{result.runs[name].solved} of 5" in text or f"({result.runs[name].solved} and" in text
