@@ -570,7 +570,7 @@ def pair_law(G: FiniteGroup) -> bool:
 
     Example:
         >>> [pair_law(group(name)) for name in ("SL(2,3)", "Dic3", "Dic5", "A4", "Frob21", "SL(2,5)")]
-        [True, True, True, True, False, False]
+        [True, True, True, True, False, True]
     """
     T, inverse = G.table, G.inverse
     commutators = {int(x) for x in np.unique(T[T, T[inverse[:, None], inverse[None, :]]])}

@@ -625,7 +625,7 @@ def test_when_the_kernels_for_hopper_serve_a_call(monkeypatch: pytest.MonkeyPatc
         {"V": 256},
         {"T": 160, "K": 32, "V": 32},
         {"K": 96, "V": 40},
-        {"dtype": torch.float16},
+        {"dtype": torch.float16, "K": 128},
         {"separate": True},
     ]
     for changes in served:
@@ -638,8 +638,9 @@ def test_when_the_kernels_for_hopper_serve_a_call(monkeypatch: pytest.MonkeyPatc
         "logits of beta": {"beta_range": None, "V": 256},
         "no packing": {"cu_seqlens": [0, 64], "V": 256},
         "K = 64 or 128": {"K": 96, "V": 256},
-        "take bfloat16": {"dtype": torch.float16, "V": 256},
+        "take bfloat16": {"dtype": torch.float16, "K": 128, "V": 256},
         "bfloat16 or float16": {"dtype": torch.float32},
+        "more than 64 channels": {"dtype": torch.float16},
     }
     for words, changes in others.items():
         call = OpCall(**make_call(**({"B": 1, "dtype": torch.bfloat16} | fit | changes)))

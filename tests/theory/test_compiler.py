@@ -115,8 +115,14 @@ def test_shipped_certificates_are_accepted():
             assert checker.check(json.loads(path.read_text())), path
 
 
+def _by_time(path):
+    """Some take up to a minute: with `pytest -m exhaustive`."""
+    slow = path.stem in ("SL2_5", "D30", "Z60", "Frob20")
+    return pytest.param(path, id=path.stem, marks=[pytest.mark.exhaustive] if slow else [])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [_by_time(path) for path in SHIPPED])
 def test_shipped_certificates_are_accepted_and_no_change_of_them_is(path):
     certificate = json.loads(path.read_text())
     assert checker.check(certificate)
@@ -231,7 +237,9 @@ def test_verdicts_through_the_command(tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", horizons.GROUPS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[pytest.mark.exhaustive] if x == "SL(2,5)" else []) for x in horizons.GROUPS]
+)
 def test_every_group_of_the_table_follows_20000_letters(name):
     machine = compile_machine(Compile(name, "all", words=1, length=100))
     word = word_for(machine, 20_000)
