@@ -117,7 +117,7 @@ def test_shipped_certificates_are_accepted():
 
 def _by_time(path):
     """Some take up to a minute: with `pytest -m exhaustive`."""
-    slow = path.stem in ("SL2_5", "D30", "Z60", "Frob20")
+    slow = path.stem in ("SL2_5", "D30", "Z60", "Frob20", "GL2_3", "A5xZ2", "wfa4", "S5_layers3")
     return pytest.param(path, id=path.stem, marks=[pytest.mark.exhaustive] if slow else [])
 
 
