@@ -27,7 +27,7 @@ __all__ = [
     "weighted_certificate",
 ]
 
-FORMAT = "ckda-certificate-2"
+FORMAT = "ckda-certificate-3"
 EXAMPLE = 200  #: letters of the example that every certificate holds; 24 where answers are fractions
 
 
@@ -57,7 +57,7 @@ def group_certificate(
 def follow(certificate: dict[str, Any], word: Sequence[int]) -> list[int]:
     """The decoded element after every letter of a word, by exact arithmetic on the states of a group's heads."""
     heads, letters = certificate["heads"], len(certificate["letters"])
-    decoders = [(checker.states(head, letters), checker.decoder_of(head)) for head in heads]
+    decoders = [(checker.states(head, letters), [dict(row) for row in head["decoder"]]) for head in heads]
     states, answers = [0] * len(heads), []
     for letter in word:
         states = [step[s][letter] for s, (step, _) in zip(states, decoders, strict=True)]
@@ -74,7 +74,6 @@ def _group(G: FiniteGroup, letters: Sequence[int], modulo: int | None) -> dict[s
     kind = "matrices" if modulo else "permutations" if points else "table"
     return {
         "as": kind,
-        "order": G.order,
         "identity": G.identity,
         "letters": [int(a) for a in letters],
         "rows": [G.table[a].tolist() for a in letters],
@@ -89,11 +88,8 @@ def _head(transitions: Sequence[SignedHouseholder | Turn], found: Decoded) -> di
     weights = [F(1) / n for n in forms[0].lengths or [F(1)] * d]
     keys = [[x for (x,) in form.key.tolist()] for form in forms]
     rates = [F(2) / sum((w * x * x for w, x in zip(weights, key, strict=True)), F(0)) for key in keys]
-    decoder = []
-    for row in found.label:
-        decoder.append([int(x) for e, value in enumerate(row) if value >= 0 for x in (e, value)])
+    decoder = [[[e, int(value)] for e, value in enumerate(row) if value >= 0] for row in found.label]
     return {
-        "dimension": d,
         "field": _field(F),
         "weights": [_number(F, w) for w in weights],
         "signs": [list(form.signs) for form in forms],
@@ -105,7 +101,7 @@ def _head(transitions: Sequence[SignedHouseholder | Turn], found: Decoded) -> di
 
 
 def _field(F: Field) -> dict[str, Any]:
-    return {"modulus": [str(c) for c in F.modulus], "root": F.float(F.element(_generator(F)))}
+    return {"modulus": [str(c) for c in reversed(F.modulus)], "root": F.float(F.element(_generator(F)))}
 
 
 def _generator(F: Field) -> list[flint.fmpq]:
@@ -190,9 +186,9 @@ def weighted_certificate(
 def _factor(factor: Factor) -> dict[str, Any]:
     """A factor whose channels share one rate, its zeros left out."""
     return {
-        "key": {str(i): str(x) for i, x in sorted(factor.key.items())},
+        "key": [[i, str(x)] for i, x in sorted(factor.key.items())],
         "gamma": str(factor.beta / flint.fmpq(factor.norm2)),
-        "gate": {str(i): str(a) for i, a in sorted(factor.gate.items())},
+        "gate": [[i, str(a)] for i, a in sorted(factor.gate.items())],
     }
 
 
