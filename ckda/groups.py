@@ -113,6 +113,26 @@ class FiniteGroup:
             now, count = self.table[now, np.arange(self.order)], count + 1
         return orders.tolist()
 
+    @cached_property
+    def of_permutations(self) -> bool:
+        """Whether all labels are permutations of 0 ... n-1, as images.
+
+        Example:
+            >>> group("A4").of_permutations, group("D4").of_permutations
+            (True, False)
+        """
+        n = len(self.labels[0]) if isinstance(self.labels[0], tuple) else 0
+        return n > 0 and all(isinstance(x, tuple) and sorted(x) == list(range(n)) for x in self.labels)
+
+    def element_name(self, a: int) -> str:
+        """Element a in words: in cycles if the group is one of permutations, else its label.
+
+        Example:
+            >>> group("S3").element_name(3), group("Frob21").element_name(1)
+            ('(123)', '(1, 0)')
+        """
+        return cycle_notation(self.labels[a]) if self.of_permutations else str(self.labels[a])
+
     @property
     def is_abelian(self) -> bool:
         return bool((self.table == self.table.T).all())
@@ -216,7 +236,10 @@ def from_table(
         Traceback (most recent call last):
         ckda.groups.NotAGroup: inverses: row 1 of the table never reaches the identity 0
     """
-    T = np.asarray(table)
+    try:
+        T = np.asarray(table)
+    except ValueError as error:
+        raise NotAGroup("shape: a table is square, the rows of this one differ in length") from error
     _check_shape(T)
     identity = _find_identity(T)
     generators = _generating_set(T)
@@ -362,11 +385,16 @@ def from_permutations(generators: Sequence[Sequence[int]], name: str = "G") -> F
         >>> from_permutations([[1, 2, 0, 3, 4], [0, 1, 3, 4, 2]]).order
         60
     """
-    n = len(generators[0]) if generators else 1
+    n = len(generators[0]) if generators and isinstance(generators[0], Sequence) else 1
     for i, images in enumerate(generators):
-        if len(images) != n or sorted(images) != list(range(n)):
-            raise ValueError(f"generator {i} is {list(images)}; it must list the images of 0 ... {n - 1}, each once")
+        if not _whole_numbers(images) or len(images) != n or sorted(images) != list(range(n)):
+            raise ValueError(f"generator {i} is {images!r}; it must list the images of 0 ... {n - 1}, each once")
     return generated(name, [tuple(images) for images in generators], _compose, tuple(range(n)))
+
+
+def _whole_numbers(row: Any) -> bool:
+    """Whether this is a list of whole numbers that is not empty; true and false are none."""
+    return isinstance(row, (list, tuple)) and bool(row) and all(type(x) is int for x in row)
 
 
 def from_matrices(matrices: Sequence[Sequence[Sequence[int]]], modulo: int, name: str = "G") -> FiniteGroup:
@@ -396,7 +424,8 @@ def from_matrices(matrices: Sequence[Sequence[Sequence[int]]], modulo: int, name
 
 def _matrix_label(M: Sequence[Sequence[int]], modulo: int, i: int) -> tuple[int, ...]:
     """The rows of a square matrix of whole numbers, one after the other, reduced."""
-    if not M or any(len(row) != len(M) for row in M) or not all(isinstance(x, int) for row in M for x in row):
+    square = isinstance(M, (list, tuple)) and M and all(_whole_numbers(row) and len(row) == len(M) for row in M)
+    if not square:
         raise ValueError(f"matrix {i} is {M}; it must be a square table of whole numbers")
     return tuple(x % modulo for row in M for x in row)
 
@@ -421,7 +450,7 @@ def read_group(data: dict[str, Any], name: str = "G") -> Given:
         raise ValueError('a group is {"generators": ...}, {"table": ...} or {"matrices": ..., "modulo": p}')
     if kinds == ["table"]:
         G = from_table(data["table"], name)
-        return Given(G, G.generators)
+        return Given(G, G.generators or [G.identity])
     items = data[kinds[0]]
     if not isinstance(items, list) or not items:
         raise ValueError(f"{kinds[0]} is {items!r}; it must be a list that is not empty")

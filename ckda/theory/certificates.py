@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import flint
+import numpy as np
 
 from ckda.groups import FiniteGroup
 from ckda.theory import checker
@@ -70,8 +71,7 @@ def follow(certificate: dict[str, Any], word: Sequence[int]) -> list[int]:
 
 def _group(G: FiniteGroup, letters: Sequence[int], modulo: int | None) -> dict[str, Any]:
     """The part of the table that the letters need, with the elements where their product can be computed again."""
-    points = all(isinstance(x, tuple) and sorted(x) == list(range(len(x))) for x in G.labels)
-    kind = "matrices" if modulo else "permutations" if points else "table"
+    kind = "matrices" if modulo else "permutations" if G.of_permutations else "table"
     return {
         "as": kind,
         "identity": G.identity,
@@ -95,9 +95,16 @@ def _head(transitions: Sequence[SignedHouseholder | Turn], found: Decoded) -> di
         "signs": [list(form.signs) for form in forms],
         "keys": [[_number(F, x) for x in key] for key in keys],
         "rates": [_number(F, rate) for rate in rates],
+        "columns": _count_columns(found.states.matrices),
         "step": found.step.tolist(),
         "decoder": decoder,
     }
+
+
+def _count_columns(matrices: np.ndarray) -> int:
+    """How many different vectors the columns of these matrices are."""
+    columns = matrices.swapaxes(1, 2).reshape(-1, matrices.shape[1])
+    return len(np.unique(columns.round(6) + 0.0, axis=0))
 
 
 def _field(F: Field) -> dict[str, Any]:

@@ -80,6 +80,7 @@ def states(head, letters):
     @cache
     def number(column):
         columns.append(column)
+        need(len(columns) <= head["columns"], "the columns of a head's states are more than it says")
         return len(columns) - 1
 
     @cache

@@ -12,11 +12,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ckda.command import make_folder, pick_device
+from ckda.command import CheckFailed, make_folder, pick_device
 from ckda.groups import group, read_group
 from ckda.record import environment, read_json, write_json, write_text
 from ckda.theory import tables
-from ckda.theory.claims import CLAIMS, Claim, load_claims
+from ckda.theory.claims import CLAIMS, Claim, Refuted, load_claims
 from ckda.theory.figures import DRAWINGS
 from ckda.theory.verify import STATUSES, Record, passed, select, verify
 
@@ -51,6 +51,8 @@ def _compile(args: argparse.Namespace) -> int:
     except NoRealisation as none:
         print(json.dumps({"answer": none.kind, "reason": str(none)}) if args.json else f"{none.kind}: {none}")
         return 1
+    except Refuted as refuted:
+        raise CheckFailed(f"the machine failed its own check, nothing is written: {refuted}") from refuted
     config = machine.config
     if not args.fresh:
         _refuse_another(out, config["name"])

@@ -11,21 +11,24 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from importlib.resources import files
+from math import isfinite, lcm
 from pathlib import Path
 from typing import Any
 
 import flint
+import sympy
 import torch
 from torch import Tensor, nn
 
-from ckda.groups import FiniteGroup, Given, cycle_notation, group, read_group
+from ckda.groups import FiniteGroup, Given, group, read_group
 from ckda.record import write_json, write_text
 from ckda.theory import certificates, checker
 from ckda.theory import factor_programs as programs
 from ckda.theory.automata import check_machine, check_program
 from ckda.theory.claims import Refuted
-from ckda.theory.layers import Layer, best_query, check_layer, readouts, separation
+from ckda.theory.layers import Layer, Turn, best_query, check_layer, readouts, separation
 from ckda.theory.machines import DFA, WFA, Permutations, map_matrix, regex_to_dfa
 from ckda.theory.modules import ActionMachine, AutomatonMachine, GroupMachine, WeightedMachine, build, group_tensors
 from ckda.theory.multilayer import Accumulator, Clock, by_map, simulate
@@ -37,6 +40,10 @@ __all__ = ["Compile", "Machine", "NoRealisation", "Run", "compile_machine", "loa
 #: a lookup of more maps than this is refused
 MOST_MAPS = 5000
 FEW_LETTERS = 24  #: with more letters the stand-alone checker, in plain Python, is not run while compiling
+LARGEST_WEIGHT = 10**100
+LARGEST_DEGREE = (
+    100  #: of a number field that exact arithmetic takes in its stride: Z_n and D_n have phi(lcm(4, n)) / 2
+)
 LOGIT = 200.0  #: tanh and sigmoid of it are one, in every format
 
 
@@ -129,7 +136,7 @@ def load(folder: str | Path) -> Machine:
 def read(source: str | Path | dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
     """A name and the data of a file; data None: a group of that name."""
     if isinstance(source, dict):
-        return str(source.get("name", "machine")), source
+        return _name_of(source, "machine"), source
     path = Path(source)
     if path.suffix == ".json" or path.exists():
         if not path.is_file():
@@ -142,8 +149,15 @@ def read(source: str | Path | dict[str, Any]) -> tuple[str, dict[str, Any] | Non
             data = {"table": data}
         if not isinstance(data, dict):
             raise ValueError(f'{source} holds neither a table [[...], ...] nor an object such as {{"regex": "(ab)*"}}')
-        return str(data.get("name", path.stem)), data
+        return _name_of(data, path.stem), data
     return str(source), None
+
+
+def _name_of(data: dict[str, Any], default: str) -> str:
+    name = data.get("name", default)
+    if not isinstance(name, str) or not name.strip():
+        raise ValueError(f"name is {name!r}; it must be a word or a sentence")
+    return name
 
 
 def kind_of(data: dict[str, Any]) -> str:
@@ -165,10 +179,35 @@ def kind_of(data: dict[str, Any]) -> str:
     )
 
 
+#: the keys that a file of a kind may have besides its name
+KEYS = {
+    "generators": {"generators"},
+    "table": {"table"},
+    "matrices": {"matrices", "modulo"},
+    "regex": {"regex", "alphabet"},
+    "delta": {"alphabet", "start", "accept", "delta"},
+    "wfa": {"alphabet", "initial", "final", "matrices"},
+}
+
+
+def _refuse_unknown(data: dict[str, Any], kind: str) -> None:
+    """A key that the file's kind does not have is a slip, and not passed over."""
+    form = "wfa" if kind == "wfa" else next(key for key in KEYS if key in data)
+    unknown = sorted(set(data) - KEYS[form] - {"name"})
+    if unknown:
+        raise ValueError(f"{unknown[0]!r} is unknown here; beside {form!r} a file may hold {_listed(KEYS[form], form)}")
+
+
+def _listed(keys: set[str], form: str) -> str:
+    return ", ".join(map(repr, [*sorted(keys - {form}), "name"]))
+
+
 def compile_machine(config: Compile) -> Machine:
     """The smallest realisation we know, checked exactly and through the operator; :class:`NoRealisation` if there is none."""
     name, data = read(config.source)
     kind = "group" if data is None else kind_of(data)
+    if data is not None:
+        _refuse_unknown(data, kind)
     if config.layers not in (None, 1, 3) or (kind != "group" and config.layers == 1):
         raise ValueError(f"layers is {config.layers}; groups are compiled to 1 or 3, automata to 3")
     if kind == "group":
@@ -185,7 +224,7 @@ def compile_machine(config: Compile) -> Machine:
 
 def _named(name: str) -> Given:
     G = group(name)
-    return Given(G, G.generators)
+    return Given(G, G.generators or [G.identity])
 
 
 def read_dfa(data: dict[str, Any]) -> DFA:
@@ -196,38 +235,79 @@ def read_dfa(data: dict[str, Any]) -> DFA:
         3
     """
     if "regex" in data:
-        pattern = data["regex"]
-        letters = data.get("alphabet") or sorted(set(re.findall(r"\w", re.sub(r"\{[^}]*\}|\\.", "", str(pattern)))))
-        if not isinstance(pattern, str) or not letters or not all(isinstance(a, str) and len(a) == 1 for a in letters):
-            raise ValueError(f"regex {pattern!r} with the alphabet {letters}: a pattern over single letters is needed")
-        return regex_to_dfa(pattern, "".join(letters))
-    delta, alphabet = data["delta"], data.get("alphabet")
-    if not isinstance(alphabet, list) or not alphabet:
-        raise ValueError("a DFA needs its alphabet, a list of names")
-    n = len(delta) if isinstance(delta, list) else 0
-    for q, row in enumerate(delta if n else []):
-        if not isinstance(row, list) or len(row) != len(alphabet) or not all(x in range(n) for x in row):
+        return _read_regex(data["regex"], data.get("alphabet"))
+    delta, alphabet = data["delta"], _alphabet(data.get("alphabet"))
+    if not isinstance(delta, list) or not delta:
+        raise ValueError(f"delta is {delta!r}; it must be a list with a row for every state")
+    n = len(delta)
+    for q, row in enumerate(delta):
+        if not _states(row, n) or len(row) != len(alphabet):
             raise ValueError(
                 f"delta[{q}] is {row}; it must hold one state 0 ... {n - 1} for each of {len(alphabet)} letters"
             )
     start, accept = data.get("start", 0), data.get("accept", [])
-    if not n or start not in range(n) or not all(q in range(n) for q in accept):
+    if not _states([start], n) or not _states(accept, n):
         raise ValueError(f"start {start} and accept {accept} must be states 0 ... {n - 1}")
-    return DFA(tuple(map(tuple, delta)), start, frozenset(accept), tuple(map(str, alphabet)))
+    return DFA(tuple(map(tuple, delta)), start, frozenset(accept), alphabet)
+
+
+def _read_regex(pattern: Any, alphabet: Any) -> DFA:
+    """A pattern over single letters: those of the alphabet, or those of the pattern."""
+    if not isinstance(pattern, str):
+        raise ValueError(f"regex is {pattern!r}; it must be a pattern such as (a|b)*abba")
+    plain = re.sub(r"\{[^}]*\}|\\.", "", pattern)
+    if re.search(r"(?<!\[)\^|\$", plain):
+        raise ValueError(f"regex {pattern!r}: a pattern is matched against the whole word, leave out ^ and $")
+    ranges = [x for part in re.findall(r"\[([^\]]*)\]", plain) for x in re.findall(r"(\w)-(\w)", part)]
+    inside = {chr(c) for x, y in ranges for c in range(ord(x), ord(y) + 1)}
+    letters = _alphabet(sorted(inside | set(re.findall(r"\w", plain))) if alphabet is None else alphabet)
+    if any(len(a) != 1 for a in letters):
+        raise ValueError(
+            f"regex {pattern!r} with the alphabet {list(letters)}: a pattern over single letters is needed"
+        )
+    return regex_to_dfa(pattern, "".join(letters))
+
+
+def _alphabet(given: Any) -> tuple[str, ...]:
+    """Names of letters, each once; a string is a list of its letters."""
+    letters = list(given) if isinstance(given, (list, str)) else []
+    if not letters or not all(isinstance(a, str) and a and not a.isspace() for a in letters):
+        raise ValueError(f"alphabet is {given!r}; an automaton needs its alphabet, a list of names such as ['a', 'b']")
+    twice = next((a for a in letters if letters.count(a) > 1), None)
+    if twice is not None:
+        raise ValueError(f"alphabet has the letter {twice!r} twice")
+    return tuple(letters)
+
+
+def _states(given: Any, n: int) -> bool:
+    return isinstance(given, list) and all(type(q) is int and 0 <= q < n for q in given)
 
 
 def read_wfa(data: dict[str, Any]) -> tuple[WFA, list[str]]:
     """A WFA from {"alphabet", "initial", "final", "matrices": {"a": [["1/2", ...], ...]}}, with its letters."""
-    try:
-        alphabet = [str(a) for a in data.get("alphabet") or data["matrices"]]
-        initial, final = (tuple(_fraction(x) for x in data[key]) for key in ("initial", "final"))
-        rows = [[[_fraction(x) for x in row] for row in data["matrices"][a]] for a in alphabet]
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"a WFA needs alphabet, initial, final and a matrix for every letter ({error})") from error
-    n = len(initial)
+    matrices = data.get("matrices")
+    if not isinstance(matrices, dict) or "initial" not in data or "final" not in data:
+        raise ValueError(
+            'a WFA needs initial, final and matrices, an object with a matrix for every letter, {"a": [[...]]}'
+        )
+    alphabet = list(_alphabet(data.get("alphabet", list(matrices))))
+    if set(alphabet) != set(matrices):
+        raise ValueError(f"a WFA needs a matrix for every letter: alphabet {alphabet}, matrices for {list(matrices)}")
+    initial, final = _fractions(data["initial"], "initial"), _fractions(data["final"], "final")
+    n, rows = len(initial), []
+    for a in alphabet:
+        if not isinstance(matrices[a], list):
+            raise ValueError(f"the matrix of {a!r} is {matrices[a]!r}; it must be a list of rows")
+        rows.append([_fractions(row, f"a row of the matrix of {a!r}") for row in matrices[a]])
     if len(final) != n or any(len(M) != n or any(len(row) != n for row in M) for M in rows):
         raise ValueError(f"initial has {n} entries; final must have as many, and every matrix be {n} x {n}")
     return WFA([flint.fmpq_mat(n, n, [x for row in M for x in row]) for M in rows], initial, final), alphabet
+
+
+def _fractions(given: Any, what: str) -> tuple[flint.fmpq, ...]:
+    if not isinstance(given, list) or not given:
+        raise ValueError(f"{what} is {given!r}; it must be a list of fractions that is not empty")
+    return tuple(map(_fraction, given))
 
 
 def _fraction(text: Any) -> flint.fmpq:
@@ -236,7 +316,10 @@ def _fraction(text: Any) -> flint.fmpq:
     match = re.fullmatch(r"\s*(-?\d+)\s*(?:/\s*(\d+))?\s*", str(text))
     if not match or (match[2] and not int(match[2])):
         raise ValueError(f"{text!r} is no fraction such as 1/2")
-    return flint.fmpq(int(match[1]), int(match[2] or 1))
+    number = Fraction(int(match[1]), int(match[2] or 1))
+    if abs(number) > LARGEST_WEIGHT:
+        raise ValueError(f"the weight {text!r} is beyond {float(LARGEST_WEIGHT):.0e}, floats cannot follow it")
+    return flint.fmpq(number.numerator, number.denominator)
 
 
 # groups
@@ -246,12 +329,13 @@ def _compile_group(config: Compile, given: Given, modulo: int | None) -> Machine
     G = given.group
     letters = _letters(config, given)
     layer = _layer_for(G, letters)
+    _refuse_large_field(layer)
     try:
         layer = _without_idle_heads(layer) if len(letters) < G.order else layer
         decoded = check_layer(layer)
     except Refuted as refuted:
         raise NoRealisation("unknown", f"{G.name}: its layer is too large to check: {refuted}") from refuted
-    names = [_element_name(G, a) for a in letters]
+    names = [G.element_name(a) for a in letters]
     machine, tensors, facts = _group_module(layer, decoded, names)
     certificate = certificates.group_certificate(layer, decoded, names, modulo)
     told = (
@@ -294,14 +378,26 @@ def _layer_for(G: FiniteGroup, letters: list[int]) -> Layer:
         c, t, label = found
         raise NoRealisation(
             "impossible",
-            f"{G.name}: no layer tracks it, by {label}: the letter c = {_element_name(G, c)} and "
-            f"t = {_element_name(G, t)} give the contradiction of its proof; {THREE}",
+            f"{G.name}: no layer tracks it, by {label}: the letter c = {G.element_name(c)} and "
+            f"t = {G.element_name(t)} give the contradiction of its proof; {THREE}",
         )
     raise NoRealisation(
         "unknown",
         f"{G.name}: no layer tracks it with all elements as letters, by {obstruction.label}; whether one does with these "
         f"letters is not known here; {THREE}",
     )
+
+
+def _refuse_large_field(layer: Layer) -> None:
+    """The certificate's numbers lie in a field whose degree grows with n, and so does the time of every check."""
+    for n in sorted({t.n for stage in layer.stages for t in stage.transitions if isinstance(t, Turn)}):
+        degree = int(sympy.totient(lcm(4, n))) // 2
+        if degree > LARGEST_DEGREE:
+            raise NoRealisation(
+                "unknown",
+                f"{layer.group.name}: turns by 2 pi/{n} lie in a number field of degree {degree}; the exact self-check "
+                f"ends at {LARGEST_DEGREE}",
+            )
 
 
 def _without_idle_heads(layer: Layer) -> Layer:
@@ -314,12 +410,6 @@ def _without_idle_heads(layer: Layer) -> Layer:
             continue
         layer = fewer
     return layer
-
-
-def _element_name(G: FiniteGroup, a: int) -> str:
-    label = G.labels[a]
-    points = isinstance(label, tuple) and sorted(label) == list(range(len(label)))
-    return cycle_notation(label) if points else str(label)
 
 
 def _group_module(
@@ -341,7 +431,7 @@ def _group_module(
         "kind": "group",
         "name": G.name,
         "letters": names,
-        "elements": [_element_name(G, a) for a in range(G.order)],
+        "elements": [G.element_name(a) for a in range(G.order)],
         "identity": G.identity,
         "dimensions": layer.dimensions,
         "head_dim": K,
@@ -389,8 +479,7 @@ def _compile_action(config: Compile, given: Given) -> Machine:
     """A group on its points, or on itself where it has none: the accumulator holds the permutation as a matrix."""
     G = given.group
     chosen = _letters(config, given)
-    points = all(isinstance(x, tuple) and sorted(x) == list(range(len(x))) for x in G.labels)
-    elements: list[tuple[int, ...]] = [tuple(x) for x in (G.labels if points else G.table.tolist())]
+    elements: list[tuple[int, ...]] = [tuple(x) for x in (G.labels if G.of_permutations else G.table.tolist())]
     n, m, letters = len(elements[0]), max(1, len(elements[0]) - 1), [elements[a] for a in chosen]
     if 2 * m > 256 or G.order > config.most_maps:
         raise NoRealisation(
@@ -398,7 +487,7 @@ def _compile_action(config: Compile, given: Given) -> Machine:
             f"{G.name}: {n} points need a buffer of width {2 * m}, at most 256, and {G.order} elements a lookup of as many "
             f"rows, at most {config.most_maps}",
         )
-    names = [_element_name(G, a) for a in chosen]
+    names = [G.element_name(a) for a in chosen]
     dfa = DFA(tuple(tuple(a[x] for a in letters) for x in range(n)), 0, frozenset(), tuple(names))
     program = {f: programs.permutation_program(f) for f in _maps_of_blocks(letters, n, m)}
     for f, factors in program.items():
@@ -409,7 +498,7 @@ def _compile_action(config: Compile, given: Given) -> Machine:
         "kind": "action",
         "name": G.name,
         "letters": names,
-        "elements": [_element_name(G, a) for a in range(G.order)],
+        "elements": [G.element_name(a) for a in range(G.order)],
         "identity": G.identity,
         "states": n,
         "width": n,
@@ -478,6 +567,12 @@ def _checked(
 
 def _compile_dfa(config: Compile, name: str, dfa: DFA) -> Machine:
     n, letters = dfa.size, dfa.maps
+    if 3 * n > 257:
+        raise NoRealisation(
+            "unknown",
+            f"{name}: {n} states need blocks of 3n/2 = {3 * n // 2} letters and a buffer of width {3 * n // 2 * 2}; the "
+            f"operator's widths end at 256, so 85 states are the most",
+        )
     maps = _monoid(letters, config.most_maps, name)
     m, program, beta = _block_programs(letters, n)
     for f, factors in program.items():
@@ -642,8 +737,7 @@ def _check_through_operator(machine: Machine, config: Compile) -> dict[str, Any]
         found = module(torch.tensor([word]))[0].tolist()
         wanted = direct(machine.certificate, word)
         if kind == "wfa":
-            scale = max(1e-300, max(abs(float(x)) for x in wanted))
-            worst = max(worst, max(abs(a - float(b)) for a, b in zip(found, wanted, strict=True)) / scale)
+            worst = max(worst, _weight_error(machine.config["name"], found, wanted))
         elif found != wanted:
             t = next(i for i, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b)
             raise Refuted(f"{machine.config['name']}: through the operator the answer is wrong after {t + 1} letters")
@@ -651,6 +745,17 @@ def _check_through_operator(machine: Machine, config: Compile) -> dict[str, Any]
         raise Refuted(f"{machine.config['name']}: through the operator a weight is off by {worst:.1e} of the largest")
     what = f"{config.words} words of {length} letters, every prefix"
     return {"operator": what if kind != "wfa" else f"{what}; largest error {worst:.1e} of the largest weight"}
+
+
+def _weight_error(name: str, found: Sequence[float], wanted: Sequence[Any]) -> float:
+    """The largest error as a part of the largest weight; NoRealisation where a float overflows on the way."""
+    if max(abs(x) for x in wanted) > LARGEST_WEIGHT**3 or not all(map(isfinite, found)):
+        raise NoRealisation(
+            "unknown",
+            f"{name}: its weights grow beyond floats within {len(wanted)} letters, so no module can follow them",
+        )
+    scale = max(1e-300, max(abs(float(x)) for x in wanted))
+    return max(abs(a - float(b)) for a, b in zip(found, wanted, strict=True)) / scale
 
 
 def run(config: Run) -> list[Any]:

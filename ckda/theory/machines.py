@@ -216,7 +216,10 @@ def regex_to_dfa(pattern: str, alphabet: str) -> DFA:
         raise ModuleNotFoundError(
             "regular expressions need the package 'greenery': pip install 'ckda[theory]'", name="greenery"
         ) from error
-    fsm = parse(pattern).to_fsm().reduce()
+    try:
+        fsm = parse(pattern).to_fsm().reduce()
+    except Exception as error:  # the parser raises what it meets: NoMatch, IndexError, ValueError
+        raise ValueError(f"regex {pattern!r} cannot be read: {error}") from error
     order = [fsm.initial]
     for q in order:  # grows while it is read: breadth first over the states these letters reach
         order += dict.fromkeys(r for r in (_next(fsm, q, letter) for letter in alphabet) if r not in order)

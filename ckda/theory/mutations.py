@@ -7,6 +7,7 @@ import copy
 import json
 import random
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -17,7 +18,7 @@ import flint
 from ckda.record import environment, write_json, write_text
 from ckda.theory import checker
 from ckda.theory.certificates import follow
-from ckda.theory.compiler import Compile, Machine, certificate_text, compile_machine
+from ckda.theory.compiler import KEYS, Compile, Machine, certificate_text, compile_machine
 from ckda.theory.horizons import GROUPS
 
 __all__ = ["changes", "try_checker", "write_shipped"]
@@ -35,23 +36,24 @@ REJECTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 def try_checker(
     certificate: dict[str, Any], count: int, word: Sequence[int] | None = None, seed: int = 0
-) -> tuple[int, int]:
-    """How many changes were tried that change what the certificate computes, and how many of them were rejected.
+) -> tuple[Counter[str], Counter[str]]:
+    """How many changes were tried that change what the certificate computes, and how many of them were rejected, by kind.
 
     For a group "computes" means its answers on a word (a random one that meets most states if none is given), for
     automata the products of all programs.
     """
     word = _long_word(certificate) if word is None else word
-    before, tried, rejected = computed(certificate, word), 0, 0
-    for changed in changes(certificate, seed):
+    before = computed(certificate, word)
+    tried, rejected = Counter[str](), Counter[str]()
+    for kind, changed in changes(certificate, seed):
         if computed(changed, word) == before:
             continue
-        tried += 1
+        tried[kind] += 1
         try:
             checker.check(changed)
         except REJECTS:
-            rejected += 1
-        if tried == count:
+            rejected[kind] += 1
+        if tried.total() == count:
             return tried, rejected
     raise AssertionError("changes never end")
 
@@ -86,26 +88,42 @@ def _products(certificate: dict[str, Any]) -> Iterator[list[Any]]:
     yield from (checker.product(certificate["program"], j, size) for j in range(size))
 
 
-#: parts of a certificate that are changed, and names inside them that are left alone
-CHANGED = ("heads", "programs", "program", "group", "delta")
-LEFT = frozenset(("field", "elements", "as", "modulo", "scale", "map"))
+#: what is changed: the part of a certificate that it stands in, and the name of the list of numbers
+KINDS = {
+    "key": ("heads", "keys"),
+    "sign": ("heads", "signs"),
+    "step": ("heads", "step"),
+    "decoder entry": ("heads", "decoder"),
+    "table entry": ("group", "rows"),
+    "transition": ("delta", "delta"),
+    "key of a factor": ("programs", "key"),
+    "rate of a factor": ("programs", "gamma"),
+    "gate of a factor": ("programs", "gate"),
+    "key of the program": ("program", "key"),
+    "rate of the program": ("program", "gamma"),
+    "gate of the program": ("program", "gate"),
+    "entry of the program": ("program", "entry"),
+}
 
 
-def changes(certificate: dict[str, Any], seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Endless random changes of one number each: a key, a sign, a table or decoder entry, a factor."""
-    rng = random.Random(seed)
-    places = [path for path in _leaves(certificate) if path[0] in CHANGED and not LEFT & set(map(str, path))]
+def changes(certificate: dict[str, Any], seed: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Endless random changes of one number each, with their kinds, all kinds alike: a key, a sign, a decoder entry, ..."""
+    rng, leaves = random.Random(seed), list(_leaves(certificate))
+    places = {
+        kind: [path for path in leaves if path[0] == part and name in path] for kind, (part, name) in KINDS.items()
+    }
+    kinds = [kind for kind in KINDS if places[kind]]
     while True:
+        kind = rng.choice(kinds)
         changed = copy.deepcopy(certificate)
-        *path, last = rng.choice(places)
+        *path, last = rng.choice(places[kind])
         at: Any = changed
         for step in path:
             at = at[step]
-        old = at[last]
-        at[last] = _other(old)
-        if "keys" in path:
+        at[last] = _other(at[last])
+        if kind == "key":
             _set_rate(changed["heads"][path[1]], path[3])
-        yield changed
+        yield kind, changed
 
 
 def _set_rate(head: dict[str, Any], letter: int) -> None:
@@ -149,7 +167,8 @@ def write_shipped(folder: str | Path, count: int = 100) -> Path:
     for path in sorted((folder / "certificates").glob("*.json")):
         data = json.loads(path.read_text())
         if data["kind"] in ("dfa", "wfa"):
-            sources[path.stem] = Compile(data)
+            form = "wfa" if data["kind"] == "wfa" else "delta"
+            sources[path.stem] = Compile({key: data[key] for key in ("name", *KEYS[form])})
     rows = []
     for name, source in sources.items():
         start = time.perf_counter()
@@ -165,6 +184,7 @@ def _tried(machine: Machine, count: int) -> dict[str, Any]:
     text, start = certificate_text(machine.certificate), time.perf_counter()
     accepted = checker.check(json.loads(text))
     seconds = time.perf_counter() - start
-    changes, rejected = try_checker(machine.certificate, count)
+    tried, rejected = try_checker(machine.certificate, count)
     row = {"bytes": len(text), "realisation": machine.config["realisation"], "accepted": accepted}
-    return row | {"changes": changes, "rejected": rejected, "seconds_to_check": round(seconds, 2)}
+    row |= {"changes": tried.total(), "rejected": rejected.total(), "kinds": dict(sorted(tried.items()))}
+    return row | {"seconds_to_check": round(seconds, 2)}

@@ -423,12 +423,6 @@ class Obstruction:
     certificate: Certificate | None = None
 
 
-def _name(G: FiniteGroup, a: int) -> str:
-    label = G.labels[a]
-    is_permutation = isinstance(label, tuple) and sorted(label) == list(range(len(label))) and len(label) > 2
-    return cycle_notation(label) if is_permutation else str(label)
-
-
 def spectral_certificate(G: FiniteGroup, c: int, t: int, exponent: int | None = None) -> Certificate:
     """The proof of thm:s5-impossibility for any group, an element c of odd prime power order and any t.
 
@@ -437,7 +431,9 @@ def spectral_certificate(G: FiniteGroup, c: int, t: int, exponent: int | None = 
     order = G.orders[c]
     q = min(sympy.primefactors(order), default=1)
     if q <= 2 or not _is_power(order, q):
-        return Certificate(G.name, (Step(f"c = {_name(G, c)} has odd prime power order", "exact", False, f"{order}"),))
+        return Certificate(
+            G.name, (Step(f"c = {G.element_name(c)} has odd prime power order", "exact", False, f"{order}"),)
+        )
     m = exponent or planar_exponent(q)
     steps = (*_permutation_steps(G, c, t), *_rotation_steps(q, order), *_contradiction_steps(G, c, t, q, m))
     return Certificate(f"{G.name}: no layer with one non-real pair per head tracks it", steps)
@@ -449,10 +445,12 @@ def _permutation_steps(G: FiniteGroup, c: int, t: int) -> list[Step]:
     q = min(sympy.primefactors(G.orders[c]))
     return [
         Step(
-            f"c = {_name(G, c)} has order {G.orders[c]}, a power of the prime {q}", "exact", _is_power(G.orders[c], q)
+            f"c = {G.element_name(c)} has order {G.orders[c]}, a power of the prime {q}",
+            "exact",
+            _is_power(G.orders[c], q),
         ),
-        Step(f"b = t c t^-1 = {_name(G, b)} for t = {_name(G, t)}", "exact", G.mul(t, c) == G.mul(b, t)),
-        Step(f"c b c^-1 b^-1 = {_name(G, k)}, of order {G.orders[k]}", "exact", G.mul(c, b) == G.mul(k, b, c)),
+        Step(f"b = t c t^-1 = {G.element_name(b)} for t = {G.element_name(t)}", "exact", G.mul(t, c) == G.mul(b, t)),
+        Step(f"c b c^-1 b^-1 = {G.element_name(k)}, of order {G.orders[k]}", "exact", G.mul(c, b) == G.mul(k, b, c)),
     ]
 
 
@@ -481,7 +479,7 @@ def _contradiction_steps(G: FiniteGroup, c: int, t: int, q: int, m: int) -> list
         Step(groups, "cited", True),
         Step(commutes, "exact", all(m % (2 * order) == 0 for order in orders)),
         Step(f"so C = R_1 R_2 R_1^T R_2^T has C^{m} = I in every head", "tried", *_hidden_pairs(q, m)),
-        Step(f"but C decodes to {_name(G, k)}, whose power {m} is not e", "exact", G.power(k, m) != G.identity),
+        Step(f"but C decodes to {G.element_name(k)}, whose power {m} is not e", "exact", G.power(k, m) != G.identity),
     ]
 
 
@@ -545,10 +543,12 @@ def find_obstruction(G: FiniteGroup) -> Obstruction | None:
         >>> find_obstruction(group("S5")).label, find_obstruction(group("S4"))
         ('thm:s5-impossibility', None)
     """
+    if G.is_abelian:
+        return None
     pair = next(_spectral_pairs(G), None)
     if pair is not None:
         certificate = spectral_certificate(G, *pair).check()
-        c, t = (_name(G, x) for x in pair)
+        c, t = (G.element_name(x) for x in pair)
         reason = f"c = {c} and t = {t} give the contradiction of its proof"
         return Obstruction("thm:s5-impossibility", reason, certificate)
     for q in sympy.primefactors(G.order):
@@ -560,7 +560,9 @@ def find_obstruction(G: FiniteGroup) -> Obstruction | None:
         wrong = wrong_pair(G, a)
         if wrong is not None:
             b, why = wrong
-            reason = f"c = {_name(G, a)} and t = {_name(G, b)}: <c, t c t^-1> {why} (docs/theory_proofs.md, P14)"
+            reason = (
+                f"c = {G.element_name(a)} and t = {G.element_name(b)}: <c, t c t^-1> {why} (docs/theory_proofs.md, P14)"
+            )
             return Obstruction("odd-pairs", reason)
     return None
 
