@@ -92,7 +92,6 @@ def _products(certificate: dict[str, Any]) -> Iterator[list[Any]]:
 KINDS = {
     "key": ("heads", "keys"),
     "sign": ("heads", "signs"),
-    "step": ("heads", "step"),
     "decoder entry": ("heads", "decoder"),
     "table entry": ("group", "rows"),
     "transition": ("delta", "delta"),
@@ -163,7 +162,7 @@ def _leaves(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 def write_shipped(folder: str | Path, count: int = 100) -> Path:
     """Compile what is shipped, write its certificates, and record how many changes of each the checker rejects."""
-    folder, sources = Path(folder), dict(SHIPPED)
+    folder, sources, here = Path(folder), dict(SHIPPED), environment()  # before the certificates are written
     for path in sorted((folder / "certificates").glob("*.json")):
         data = json.loads(path.read_text())
         if data["kind"] in ("dfa", "wfa"):
@@ -177,7 +176,7 @@ def write_shipped(folder: str | Path, count: int = 100) -> Path:
         stem = name.replace("(", "").replace(")", "").replace(",", "_")
         write_text(folder / "certificates" / f"{stem}.json", certificate_text(machine.certificate))
         rows.append({"certificate": stem} | _tried(machine, count) | {"seconds_to_compile": compiled})
-    return write_json(folder / "checker" / "record.json", {"environment": environment(), "rows": rows})
+    return write_json(folder / "checker" / "record.json", {"environment": here, "rows": rows})
 
 
 def _tried(machine: Machine, count: int) -> dict[str, Any]:
