@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -18,7 +18,10 @@ from ckda.record import environment, read_json, write_json, write_text
 from ckda.theory import tables
 from ckda.theory.claims import CLAIMS, Claim, Refuted, load_claims
 from ckda.theory.figures import DRAWINGS
-from ckda.theory.verify import STATUSES, Record, passed, select, verify
+from ckda.theory.verify import STATUSES, Record, passed, plain, select, verify
+
+if TYPE_CHECKING:
+    from ckda.theory.compiler import Machine
 
 __all__ = ["run_command"]
 
@@ -55,7 +58,7 @@ def _compile(args: argparse.Namespace) -> int:
         raise CheckFailed(f"the machine failed its own check, nothing is written: {refuted}") from refuted
     config = machine.config
     if not args.fresh:
-        _refuse_another(out, config["name"])
+        _refuse_another(out, machine)
     folder = machine.save(out)
     if args.json:
         shown = ("name", "kind", "theorem", "realisation", "layers", "heads", "beta", "lookup", "letters")
@@ -72,13 +75,18 @@ def _compile(args: argparse.Namespace) -> int:
     return 0
 
 
-def _refuse_another(folder: Path, name: str) -> None:
-    """Another machine in that folder is not replaced unasked."""
-    place = folder / "machine.json"
-    there = read_json(place).get("name") if place.exists() else name
-    if there != name:
+def _refuse_another(folder: Path, machine: "Machine") -> None:
+    """A machine in that folder with another certificate is not replaced unasked."""
+    from ckda.theory.compiler import certificate_text
+
+    if not (folder / "machine.json").exists():
+        return
+    place = folder / "certificate.json"
+    if not place.exists() or place.read_text() != certificate_text(machine.certificate):
+        there = read_json(folder / "machine.json").get("name")
         raise ValueError(
-            f"{folder} holds the machine {there}; give another --out, or --fresh to write {name} in its place"
+            f"{folder} holds the machine {there}, another one; give another --out, or --fresh to write "
+            f"{machine.config['name']} in its place"
         )
 
 
@@ -86,13 +94,13 @@ def _run(args: argparse.Namespace) -> int:
     from ckda.theory.compiler import Run, load, run
 
     machine = load(args.machine)
-    word = _word(args.word, machine.config["letters"])
+    word = _word(args.word, machine.config["letters"], machine.config["kind"] in ("dfa", "wfa"))
     device = "cpu" if args.exact else pick_device(args.device)
     answers = run(Run(machine, word, args.exact, device))
     named = {"group": "element", "action": "element", "dfa": "state, accepted", "wfa": "weight"}[machine.config["kind"]]
     how = "exact" if args.exact else f"operator, {device}"
     if args.json:
-        print(json.dumps({"machine": machine.config["name"], "how": how, "word": word, named: answers}))
+        print(json.dumps({"machine": machine.config["name"], "how": how, "word": word, named: plain(answers)}))
         return 0
     if not word:
         letters = ", ".join(f"{i} = {name}" for i, name in enumerate(machine.config["letters"][:12]))
@@ -104,15 +112,21 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _word(text: str, letters: list[str]) -> list[int]:
-    """Letters by number or by name, with spaces between; a word of one-letter names may be written without."""
-    parts = text.split()
-    if len(parts) == 1 and parts[0] not in letters and not parts[0].isdigit() and all(c in letters for c in parts[0]):
+def _word(text: str, letters: list[str], names_first: bool) -> list[int]:
+    """Letters by number or by name, with spaces between; a word of one-letter names may be written without.
+
+    Where a name is a number too, it means the name of an automaton's letter, and the number of a group's.
+    """
+    parts, names = text.split(), {name: i for i, name in enumerate(letters)}
+    if len(parts) == 1 and parts[0] not in names and all(c in names for c in parts[0]):
         parts = list(parts[0])
-    unknown = next((part for part in parts if part not in letters and not part.isdigit()), None)
+    numbers = {str(i): i for i in range(len(letters))}
+    known = numbers | names if names_first else names | numbers
+    unknown = next((part for part in parts if part not in known), None)
     if unknown is not None:
-        raise ValueError(f"--word: {unknown!r} is no letter; there are {', '.join(letters[:12])}, or their numbers")
-    return [letters.index(part) if part in letters and not part.isdigit() else int(part) for part in parts]
+        there = ", ".join(f"{i} = {name}" for i, name in enumerate(letters[:12]))
+        raise ValueError(f"--word: {unknown!r} is no letter; there are {there}{' ...' if len(letters) > 12 else ''}")
+    return [known[part] for part in parts]
 
 
 def _verdict(args: argparse.Namespace) -> int:

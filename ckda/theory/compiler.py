@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import flint
+import safetensors.torch
 import sympy
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from ckda.groups import FiniteGroup, Given, group, read_group
-from ckda.record import write_json, write_text
+from ckda.record import write_bytes, write_json, write_text
 from ckda.theory import certificates, checker
 from ckda.theory import factor_programs as programs
 from ckda.theory.automata import check_machine, check_program
@@ -98,14 +100,13 @@ class Machine:
         return run(Run(self, word))
 
     def save(self, folder: str | Path) -> Path:
-        """machine.json, weights.safetensors, certificate.json and the checker, each written whole."""
-        from safetensors.torch import save
-
-        from ckda.record import write_bytes
-
+        """weights.safetensors, certificate.json and the checker, each written whole; machine.json last: it says all are there."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        write_bytes(folder / "weights.safetensors", save({k: v.contiguous() for k, v in self.tensors.items()}))
+        (folder / "machine.json").unlink(missing_ok=True)
+        write_bytes(
+            folder / "weights.safetensors", safetensors.torch.save({k: v.contiguous() for k, v in self.tensors.items()})
+        )
         write_text(folder / "certificate.json", certificate_text(self.certificate))
         write_text(folder / "checker.py", (files("ckda.theory") / "checker.py").read_text())
         write_json(folder / "machine.json", {**self.config, "checked": self.checked})
@@ -118,16 +119,27 @@ def certificate_text(certificate: dict[str, Any]) -> str:
 
 
 def load(folder: str | Path) -> Machine:
-    """The machine of a folder."""
-    from safetensors.torch import load_file
-
+    """The machine of a folder; ValueError where its files are missing, damaged or of different machines."""
     folder = Path(folder)
     for name in ("machine.json", "weights.safetensors", "certificate.json"):
         if not (folder / name).is_file():
             raise ValueError(f"{folder} holds no {name}: it is no machine of `ckda theory compile`")
-    config = json.loads((folder / "machine.json").read_text())
-    certificate = json.loads((folder / "certificate.json").read_text())
-    return Machine(config, load_file(folder / "weights.safetensors"), certificate, config.pop("checked", {}))
+    try:
+        return _loaded(folder)
+    except (ValueError, LookupError, TypeError, RuntimeError, AttributeError, SafetensorError) as error:
+        raise ValueError(
+            f"{folder}: its files are damaged or of different machines, compile it again ({error})"
+        ) from error
+
+
+def _loaded(folder: Path) -> Machine:
+    config, certificate = (json.loads((folder / name).read_text()) for name in ("machine.json", "certificate.json"))
+    tensors = safetensors.torch.load_file(folder / "weights.safetensors")
+    machine = Machine(config, tensors, certificate, config.pop("checked", {}))
+    if any(certificate[key] != config[key] for key in ("kind", "name")) or not config["letters"]:
+        raise ValueError("machine.json and certificate.json differ")
+    machine.module()
+    return machine
 
 
 # what was given

@@ -184,7 +184,37 @@ def test_limits_give_their_reason():
         compile_machine(Compile(data))
 
 
+DFA1 = {"alphabet": ["a"], "delta": [[0]]}
+WFA1 = {"initial": [1], "final": [1], "matrices": {"a": [[1]]}}
 WRONG = {
+    "generators is \\[\\]": {"generators": []},
+    "generator 0 is 3": {"generators": [3]},
+    "generator 0 is \\[1.0": {"generators": [[1.0, 0.0]]},
+    "generator 0 is \\[True": {"generators": [[True, False]]},
+    "images of 0 ... 2, each once": {"generators": [[0, 0, 1]]},
+    "'foo' is unknown here": {"generators": [[1, 0]], "foo": 3},
+    "'acept' is unknown here": {**DFA1, "acept": [0]},
+    "differ in length": {"table": [[0, 1], [1]]},
+    "associativity": {"table": [[0, 1, 2], [1, 0, 2], [2, 2, 0]]},
+    "matrix 0 is 5": {"matrices": [5], "modulo": 3},
+    "not invertible modulo 3": {"matrices": [[[1, 1], [0, 0]]], "modulo": 3},
+    "more than 1000 elements": {"matrices": [[[1, 1], [0, 1]], [[1, 0], [1, 1]]], "modulo": 101},
+    "name is 5": {"name": 5, "table": [[0]]},
+    "delta is \\[\\]": {"alphabet": ["a"], "delta": []},
+    "accept 3 must be states": {**DFA1, "accept": 3},
+    "delta\\[0\\] is \\[0.0": {"alphabet": ["a"], "delta": [[0.0]]},
+    "the letter 'a' twice": {"alphabet": ["a", "a"], "delta": [[0, 0]]},
+    "cannot be read": {"regex": "(a"},
+    "'\\[a' cannot be read": {"regex": "[a"},
+    "leave out": {"regex": "^a$"},
+    "regex is 5": {"regex": 5},
+    "alphabet is 5": {"regex": "a", "alphabet": 5},
+    "'1/0' is no fraction": {**WFA1, "initial": ["1/0"]},
+    "initial is '11'": {**WFA1, "initial": "11"},
+    "initial is \\[\\]": {"initial": [], "final": [], "matrices": {"a": []}},
+    "alphabet is \\[\\]": {**WFA1, "matrices": {}},
+    "a matrix for every letter: alphabet": {**WFA1, "alphabet": ["b"]},
+    "beyond 1e\\+100": {**WFA1, "matrices": {"a": [["1" + "0" * 101]]}},
     "neither a group": {"states": 3},
     "must hold one state": {"alphabet": ["a"], "delta": [[1], [2]]},
     "must be states": {"alphabet": ["a"], "delta": [[0]], "start": 4},
@@ -194,6 +224,29 @@ WRONG = {
     "1 x 1": {"initial": [1], "final": [1], "matrices": {"a": [[1, 2]]}},
     "a WFA needs": {"initial": [1], "final": [1]},
 }
+
+
+def test_small_and_odd_machines_are_right():
+    assert compile_machine(Compile("Z1", words=1, length=20)).answers([0, 0]) == [0, 0]
+    ranges = compile_machine(Compile({"regex": "[a-c]*d"}, words=1, length=20))
+    assert ranges.config["letters"] == ["a", "b", "c", "d"]
+    assert [accepts for _, accepts in ranges.answers([1, 3])] == [0, 1]
+    names = compile_machine(Compile("Frob22", words=1, length=20)).config
+    assert names["elements"][1] == "(1, 0)"  # a label, no permutation
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ({**WFA1, "matrices": {"a": [["1" + "0" * 40]]}}, "beyond floats"),
+        ({"regex": "(a{90})*"}, "85 states are the most"),
+        ("Z211", "degree 210"),
+    ],
+)
+def test_what_is_too_large_gives_its_limit(source, why):
+    with pytest.raises(NoRealisation, match=why) as refused:
+        compile_machine(Compile(source))
+    assert refused.value.kind == "unknown"
 
 
 @pytest.mark.parametrize("why", WRONG)
@@ -214,7 +267,7 @@ def test_through_the_command(tmp_path, capsys):
     assert main(["theory", "run", out, "--word", "0 1 1", "--json", "--exact"]) == 0
     assert json.loads(capsys.readouterr().out)["element"] == operator
     assert main(["theory", "run", out, "--word", "0 7"]) == 2
-    assert "0 ... 1" in capsys.readouterr().err
+    assert "'7' is no letter" in capsys.readouterr().err
     assert main(["theory", "compile", "S5", "--out", out]) == 1
     assert "thm:s5-impossibility" in capsys.readouterr().out
     source.write_text("{")
@@ -230,6 +283,47 @@ def test_letters_by_name(tmp_path, capsys):
     capsys.readouterr()
     assert main(["theory", "run", out, "--word", "abab", "--json", "--device", "cpu"]) == 0
     assert [accepts for _, accepts in json.loads(capsys.readouterr().out)["state, accepted"]] == [0, 1, 0, 1]
+
+
+def test_damaged_and_mixed_machines_are_refused(machines, tmp_path, refused):
+    machines["Q8"].save(tmp_path / "q8")
+    machines["parity"].save(tmp_path / "parity")
+    word = ["--word", "0"]
+    for name, text in (("machine.json", b"{"), ("machine.json", b"{}"), ("weights.safetensors", b"x")):
+        folder = machines["Q8"].save(tmp_path / "damaged")
+        (folder / name).write_bytes(text)
+        refused(["theory", "run", str(folder), *word], "damaged or of different machines")
+    mixed = machines["Q8"].save(tmp_path / "mixed")
+    (mixed / "weights.safetensors").write_bytes((tmp_path / "parity" / "weights.safetensors").read_bytes())
+    refused(["theory", "run", str(mixed), *word], "damaged or of different machines")
+    for bad in ("x", "01", "-1", "²", "0 9"):
+        refused(["theory", "run", str(tmp_path / "q8"), f"--word={bad}"], "is no letter")
+
+
+def test_names_that_are_numbers(tmp_path, capsys):
+    """Of an automaton they are names, with or without spaces."""
+    turned = {"alphabet": ["1", "0"], "accept": [1], "delta": [[1, 0], [0, 1]]}
+    folder = str(compile_machine(Compile(turned, words=1, length=20)).save(tmp_path / "machine"))
+    for word in ("1 0 0", "100"):
+        assert main(["theory", "run", folder, "--word", word, "--json", "--device", "cpu"]) == 0
+        assert json.loads(capsys.readouterr().out)["word"] == [0, 1, 1]
+
+
+def test_an_interrupted_compile_leaves_what_was_there(tmp_path, monkeypatch):
+    out = ["--out", str(tmp_path / "machine")]
+    assert main(["theory", "compile", "Z3", *out]) == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "machine").iterdir()}
+    assert main(["theory", "compile", "Z3", "--letters", "all", *out]) == 2  # of the same name, not the same machine
+    monkeypatch.setattr("ckda.theory.compiler.check_layer", lambda layer: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert main(["theory", "compile", "Z2", "--fresh", *out]) == 130
+    assert {path.name: path.read_bytes() for path in (tmp_path / "machine").iterdir()} == before
+
+
+def test_a_machine_that_fails_its_check_is_not_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("ckda.theory.compiler.direct", lambda certificate, word: [None] * len(word))
+    assert main(["theory", "compile", "Z3", "--out", str(tmp_path)]) == 1
+    assert "nothing is written" in capsys.readouterr().err
+    assert not (tmp_path / "machine.json").exists()
 
 
 def test_verdicts_through_the_command(tmp_path, capsys):
