@@ -93,7 +93,7 @@ LABELS: dict[str, Label] = {
         "exact", "exhaustive to order 15 in the listed heads; [48,3], Heis3, Frob21 by floats"
     ),
     "planar-heads": Label("exact", "all for five groups of order 32; prose proof"),
-    "odd-pairs": Label("exact", "sampled groups, the laws on 2T, Dic3, Dic5; prose proof"),
+    "odd-pairs": Label("exact", "all (pairs and laws in 2T, 2O, 2I); classification cited; prose proof"),
     "frobenius-four": Label("exact", "all for q = 5, 13 and Z_3^2 : Z_4; every q: prose proof"),
     "quaternion-chain": Label("exact", "all for 2T, 2O, 2I; Dic_n: prose proof"),
     "thm:main-positive/operator": Label("float", "sampled words"),

@@ -10,7 +10,13 @@ from ckda.groups import frobenius, group
 from ckda.theory import verdicts
 from ckda.theory.claims import Refuted
 from ckda.theory.layers import check_layer
-from ckda.theory.obstructions import find_obstruction, heisenberg, odd_pairs, sylow
+from ckda.theory.obstructions import (
+    check_odd_generated,
+    find_obstruction,
+    heisenberg,
+    odd_pairs,
+    sylow,
+)
 from ckda.theory.planar_heads import search_planar_heads
 from ckda.theory.quaternions import chain_layer, frobenius_layer
 from ckda.theory.verdicts import small_groups, verdict
@@ -108,6 +114,8 @@ def test_two_conjugates_of_odd_order(key):
 def test_broken_laws_and_heads_are_refuted():
     with pytest.raises(Refuted, match="breaks the laws"):
         odd_pairs(0.1, law=lambda G: G.is_abelian)
+    with pytest.raises(Refuted, match="of order 3 generate a group of order 24"):
+        check_odd_generated(group("SL(2,5)"), {3: {120}})
     with pytest.raises(Refuted, match="no planar heads"):
         verdicts.planar_only(0.1, build=lambda G: None)
     with pytest.raises(Refuted, match="reached with the products"):
