@@ -406,9 +406,9 @@ FROBENIUS_FRAMES = (
 )
 
 
-def write_record(path: str | Path, order: int = 24) -> Path:
+def write_record(path: str | Path, order: int = 16) -> Path:
     """The comparison for every group up to an order, the impossible groups, and Frob20 by two heads; kept as JSON."""
-    rows = []
+    rows, here = [], environment()
     for small in small_groups():
         if small.order <= order:
             start = time.perf_counter()
@@ -423,5 +423,5 @@ def write_record(path: str | Path, order: int = 24) -> Path:
         "groups": both.groups,
     }
     return write_json(
-        path, {"environment": environment(), "order": order, "groups": rows, "excluded": excluded, "Frob20": frob20}
+        path, {"environment": here, "order": order, "groups": rows, "excluded": excluded, "Frob20": frob20}
     )
