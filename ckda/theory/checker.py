@@ -167,7 +167,7 @@ def product(program, column, size):
     for factor in program:
         if "scale" in factor:
             t, entry = factor["scale"], tuple(factor["entry"])
-            vector[t] = {(*symbols, entry): x for symbols, x in vector[t].items()}
+            vector[t] = {(*symbols, entry): x for symbols, x in vector[t].items() if x}
             continue
         key, gate = ({i: Fraction(x) for i, x in factor[name]} for name in ("key", "gate"))
         for symbols in {s for i in {**key, **gate} for s in vector[i]}:

@@ -40,7 +40,7 @@ LABELS: dict[str, Label] = {
     "lem:finite-tracking-homomorphism": Label("exact", "sampled (13 heads); for all of them the paper's proof"),
     "lem:finite-query-readout": Label("exact", "sampled (13 heads); for all of them the paper's proof"),
     "thm:main-positive": Label("exact", "all for A4, S4, A5; Z_n, D_n exhaustive to n = 12 and by symbols"),
-    "app:silu": Label("exact", "all for S3; D_n exhaustive to n = 12"),
+    "app:silu": Label("exact", "all for S3; D_n exhaustive to n = 12; every n: prose proof"),
     "tab:recurrence-spectrum/CKDA": Label("float", "adversary, width 3"),
     "tab:recurrence-spectrum/MDN": Label("float", "adversary, width 3"),
     "tab:recurrence-spectrum/SFDA": Label("float", "adversary, width 3"),
@@ -92,12 +92,12 @@ LABELS: dict[str, Label] = {
     "thm:main-positive/brute-force": Label(
         "exact", "exhaustive to order 15 in the listed heads; [48,3], Heis3, Frob21 by floats"
     ),
-    "planar-heads": Label("exact", "all for five groups of order 32; prose proof"),
+    "planar-heads": Label("exact", "all for three groups of order 32; prose proof"),
     "odd-pairs": Label("exact", "all (pairs and laws in 2T, 2O, 2I); classification cited; prose proof"),
     "frobenius-four": Label("exact", "all for q = 5, 13 and Z_3^2 : Z_4; every q: prose proof"),
     "quaternion-chain": Label("exact", "all for 2T, 2O, 2I; Dic_n: prose proof"),
     "thm:main-positive/operator": Label("float", "sampled words"),
-    "lem:wfamincount": Label("exact", "exhaustive to m = 72, and 119"),
+    "lem:wfamincount": Label("exact", "exhaustive to m = 72, and 119; every m: prose proof"),
     "prop:automata-factor-counts/permutation": Label("exact", "exhaustive to n = 6, sampled to 12; prose proof"),
     "prop:automata-factor-counts/column-copy": Label("exact", "all (an identity of two coordinates)"),
     "prop:automata-factor-counts/deterministic": Label("exact", "exhaustive to n = 5, sampled to 9; prose proof"),
