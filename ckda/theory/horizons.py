@@ -20,7 +20,7 @@ from ckda.theory.compiler import Compile, Machine, compile_machine, direct
 from ckda.theory.machines import DFA, WFA
 from ckda.theory.modules import Blocks, GroupMachine
 
-__all__ = ["GROUPS", "Horizons", "measure", "write_horizons"]
+__all__ = ["GROUPS", "Horizons", "measure", "random_wfa", "write_horizons"]
 
 #: the groups of the paper's tables, and those of `frobenius-four` and `quaternion-chain`
 GROUPS = (
@@ -55,7 +55,7 @@ def measure(config: Horizons) -> dict[str, Any]:
         machine = compile_machine(Compile(_dfa_data(size, rng)))
         rows["dfas"].append(_dfa_row(machine, config, rng))
     for size in config.wfas:
-        machine = compile_machine(Compile(_wfa_data(size, rng)))
+        machine = compile_machine(Compile(random_wfa(size, rng)))
         rows["wfas"].append(_wfa_row(machine, config, rng))
     return rows
 
@@ -153,7 +153,8 @@ def _dfa_row(machine: Machine, config: Horizons, rng: random.Random) -> dict[str
     return row | {"length": len(word)}
 
 
-def _wfa_data(size: int, rng: random.Random) -> dict[str, Any]:
+def random_wfa(size: int, rng: random.Random) -> dict[str, Any]:
+    """The file of a random WFA of two letters."""
     wfa = WFA.random(size, 2, rng)
     matrices = [[[str(M[i, j]) for j in range(size)] for i in range(size)] for M in wfa.matrices]
     vectors = {"initial": [str(x) for x in wfa.initial], "final": [str(x) for x in wfa.final]}

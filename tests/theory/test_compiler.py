@@ -5,13 +5,14 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from ckda.cli import main
 from ckda.groups import group
-from ckda.theory import checker, horizons
+from ckda.theory import checker, horizons, trials
 from ckda.theory.compiler import Compile, Machine, NoRealisation, Run, compile_machine, direct, load, run
 from ckda.theory.machines import WFA
 from ckda.theory.mutations import try_checker
@@ -324,6 +325,20 @@ def test_a_machine_that_fails_its_check_is_not_written(tmp_path, monkeypatch, ca
     assert main(["theory", "compile", "Z3", "--out", str(tmp_path)]) == 1
     assert "nothing is written" in capsys.readouterr().err
     assert not (tmp_path / "machine.json").exists()
+
+
+def test_a_users_own_files_are_tried(tmp_path, monkeypatch, capsys):
+    """In this process, for speed; the record is made with new ones."""
+
+    def here(*words):
+        return SimpleNamespace(returncode=main(["theory", *words]), stdout=capsys.readouterr().out), 0.0
+
+    monkeypatch.setattr(trials, "_ckda", here)
+    row = trials.try_file(trials.FILES["a DFA of 7 states by a pattern"], tmp_path)
+    assert (row["exit"], row["operator is exact"]) == (0, True)
+    assert row["checker"].startswith("accepted")
+    row = trials.try_file(trials.FILES["a random WFA of 4 states"], tmp_path / "wfa")
+    assert row["largest relative error"] < 1e-9
 
 
 def test_verdicts_through_the_command(tmp_path, capsys):
