@@ -282,6 +282,13 @@ class Decoded:
 
 def check_layer(layer: Layer, limit: int = STATE_LIMIT) -> list[Decoded]:
     """The decoder of every stage, in the order of the stages; Refuted where the heads do not determine the product."""
+    first = layer.stages[0]
+    if (
+        len(first.groups) != 1
+        or first.groups[0] is not layer.group
+        or first.images != tuple((a,) for a in layer.letters)
+    ):
+        raise Refuted(f"{layer.group.name}: the first head is not said to tell the product of the letters")
     known = np.zeros((1, len(layer.letters)), int)
     decoded: list[Decoded] = []
     for number, stage in reversed(list(enumerate(layer.stages))):
