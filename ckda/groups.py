@@ -53,6 +53,8 @@ __all__ = [
 
 MAX_ORDER = 1000  #: a table beyond this is refused: the algorithms here are meant for hand-sized groups
 
+MAX_NORMAL = 3000  #: normal subgroups, as many as Z_2^6 has and a few more
+
 
 class NotAGroup(ValueError):
     """A table that is no group table; the message names the axiom and the elements that break it."""
@@ -182,10 +184,18 @@ class FiniteGroup:
             [1, 4, 12, 24]
         """
         basic = {self.generate(c) for c in self.classes}
-        found, frontier = set(basic), set(basic)
-        while frontier:
-            frontier = {self.generate(a | b) for a in frontier for b in basic if not b <= a} - found
-            found |= frontier
+        found, frontier = set(basic), list(basic)
+        for a in frontier:  # grows
+            for b in basic:
+                if not b <= a:
+                    both = frozenset(np.unique(self.table[np.ix_(list(a), list(b))]).tolist())  # a b, both being normal
+                    if both not in found:
+                        found.add(both)
+                        frontier.append(both)
+            if len(found) > MAX_NORMAL:
+                raise ValueError(
+                    f"{self.name} has more than {MAX_NORMAL} normal subgroups, too many to be searched here"
+                )
         return sorted(found, key=lambda N: (len(N), sorted(N)))
 
     def quotient(self, N: frozenset[int]) -> "tuple[FiniteGroup, np.ndarray]":

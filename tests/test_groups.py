@@ -31,6 +31,13 @@ BROKEN = {
 }
 
 
+def test_too_many_normal_subgroups_are_refused(monkeypatch):
+    assert len(group("Z2xZ2xZ2xZ2").normal_subgroups) == 67
+    monkeypatch.setattr("ckda.groups.MAX_NORMAL", 60)
+    with pytest.raises(ValueError, match="more than 60 normal subgroups"):
+        _ = group("Z2xZ2xZ2xZ2").normal_subgroups
+
+
 @pytest.mark.parametrize("axiom", BROKEN)
 def test_a_broken_table_names_its_axiom(axiom):
     with pytest.raises(NotAGroup, match=axiom):

@@ -1,6 +1,8 @@
 """The brute force finds what is there, nothing else, and refutes a wrong verdict."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -57,6 +59,20 @@ def test_a_wrong_verdict_is_refuted():
         compare(group("Z4"), judge=lambda G: replace(verdict(G), layer=verdict(group("Q8")).layer))
     with pytest.raises(Refuted, match="Heis3: tracked"):
         exhaustive.check_excluded("Heis3", judge=lambda G: replace(verdict(G), answer="tracked"))
+
+
+def test_the_records_agree():
+    """The brute force and the verdicts, each as it was recorded, on every group up to the order of the search."""
+    folder = Path(__file__).parents[2] / "results" / "theory" / "small_groups"
+    searched, judged = (json.loads((folder / name).read_text()) for name in ("brute_force.json", "verdicts.json"))
+    verdicts = {row["group"]: row for row in judged["groups"]}
+    assert len(verdicts) == 319
+    assert len(searched["groups"]) == sum(row["order"] <= searched["order"] for row in judged["groups"])
+    for row in searched["groups"]:
+        said = verdicts[row["group"]]
+        assert (row["verdict"], row["dimensions"]) == (said["answer"], sum(said["heads"]))
+        assert row["search"][0] == row["dimensions"] if row["search"] else row["dimensions"] > 4
+    assert {row["group"] for row in searched["excluded"]} == {"Frob21", "Heis3", "[48,3]"}
 
 
 def test_the_claim_holds():
