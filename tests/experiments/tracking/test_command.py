@@ -183,6 +183,7 @@ def test_new_lengths_are_scored_from_the_weights(tmp_path, monkeypatch, capsys):
     assert set(then["scores"]) == {"8", "16"}
     assert set(now["scores"]) == {"8", "16", "32"}
     assert now["scores"]["16"] == then["scores"]["16"]
+    assert (tmp_path / "table.md").read_text().startswith("| run | 16 | 32 | all seeds at 32 |")
     (name,) = first
     assert set(json.loads((tmp_path / f"runs/{name}.json").read_text())["scores"]) == {"8", "16", "32"}
 
