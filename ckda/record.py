@@ -65,6 +65,10 @@ def write_bytes(path: str | Path, data: bytes) -> Path:
     try:
         temporary.write_bytes(data)
         os.replace(temporary, path)
+    except OSError as error:
+        if error.errno is not None:
+            error.filename = str(path)  # a full disk does not say by itself what could not be written
+        raise
     finally:
         temporary.unlink(missing_ok=True)
     return path

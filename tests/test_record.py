@@ -1,5 +1,6 @@
 """Results are written whole, read back as they were, and refused when damaged."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -88,3 +89,12 @@ def test_what_is_there_is_set_aside_together(tmp_path: Path, capsys: pytest.Capt
     kept = {path.relative_to(tmp_path).as_posix(): path.read_text().strip() for path in tmp_path.rglob("fit.*")}
     assert kept == {"earlier/1/fit.json": "1", "earlier/1/fit.csv": "1", "earlier/2/fit.json": "2", "fit.json": "3"}
     assert f"{record} was there already; it is kept in {tmp_path}/earlier/2" in capsys.readouterr().err
+
+
+def test_a_disk_that_fills_up_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/track.json'"):
+        write_json(tmp_path / "track.json", {})

@@ -12,6 +12,7 @@ from ckda.command import (
     above_zero,
     add_common_arguments,
     count,
+    entries,
     not_negative,
     positive,
     real,
@@ -122,10 +123,9 @@ _weight_decay = _warmup  # the same range
 def _models() -> str:
     from ckda.models.ladder import ARMS, CONFIGS
 
-    return (
-        f"sizes: tiny (a toy that trains in a minute on a CPU), {', '.join(CONFIGS)}\narms:  {', '.join(ARMS)}\n"
-        "`ckda lm params` counts their parameters; docs/models.md says what the arms are."
-    )
+    sizes = f"tiny (a toy that trains in a minute on a CPU), {', '.join(CONFIGS)}"
+    more = "`ckda lm params` counts their parameters; docs/models.md says what the arms are."
+    return entries([("sizes:", sizes), ("arms:", ", ".join(ARMS)), ("", more)], indent=7)
 
 
 def add_ladder(parser: Parser) -> None:
@@ -182,7 +182,7 @@ def add_eval(parser: Parser) -> None:
 def _tasks() -> str:
     from ckda.lm.evaluate import HARNESS, OFFLINE
 
-    return f"tasks offline:    {', '.join(OFFLINE)}\ntasks by lm-eval: {', '.join(HARNESS)}"
+    return entries([("tasks offline:", ", ".join(OFFLINE)), ("tasks by lm-eval:", ", ".join(HARNESS))], indent=18)
 
 
 def add_generate(parser: Parser) -> None:

@@ -7,7 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ckda.command import make_folder, pick_device, pick_names, pick_whole
+from ckda.command import entries, make_folder, pick_device, pick_names, pick_whole
+from ckda.experiments.common.store import keep_report
 from ckda.experiments.regular import report as suite_report
 from ckda.experiments.regular import run as suite
 from ckda.experiments.tracking.figures import groups_figure, published
@@ -41,8 +42,7 @@ _CHANGES: dict[str, Callable[[Any], str]] = {
 def run_command(args: argparse.Namespace) -> int:
     """Train what is missing, evaluate, draw; returns the exit status."""
     if args.recipes:
-        for name, text in RECIPES.listing():
-            print(f"{name:28s} {text}")
+        print(entries(RECIPES.listing()))
         return 0
     if args.suite:
         return _run_suite(args)
@@ -55,7 +55,7 @@ def run_command(args: argparse.Namespace) -> int:
     else:
         config = _config(args)
         out, lengths = make_folder(args.out), config.lengths
-        result = run(config, quiet=args.json, advise=_adviser(config, args.yes))
+        result = run(config, quiet=args.json, advise=_adviser(args, _quick_hint(config)))
     write_report(result, out, lengths=lengths)
     if args.json:
         print((out / "track.json").read_text(), end="")
@@ -81,8 +81,9 @@ def _run_suite(args: argparse.Namespace) -> int:
         fresh=args.fresh,
         time_limit=args.time_limit,
     )
-    result = suite.collect(args.collect, args.trained_at) if args.collect else suite.run(config, quiet=args.json)
     make_folder(str(out))
+    advise = _adviser(args, _one_run_hint(config))
+    result = suite.collect(args.collect, args.trained_at) if args.collect else suite.run(config, args.json, advise)
     for name, one in result.runs.items() if args.collect else ():
         write_json(out / "runs" / f"{name}.json", asdict(one))
     suite_report.write_report(result, out)
@@ -93,22 +94,40 @@ def _run_suite(args: argparse.Namespace) -> int:
     return _STOPPED if result.absent else 0
 
 
-def _adviser(config: TrackConfig, yes: bool) -> Callable[[float], None]:
-    """What to say, or whether to stop, once it is known how long the training takes."""
-    shorter = RECIPES.read("quick").recipe()
-    asked = RECIPES.read(config.recipes[0]).recipe()
-    share = shorter.batch * shorter.work(0) / (asked.batch * asked.work(0))
+def _adviser(args: argparse.Namespace, hint: Callable[[float], str]) -> Callable[[float], None]:
+    """What to say, or whether to stop, once it is known how long all trainings take; `hint(seconds)` says what is shorter."""
 
     def advise(seconds: float) -> None:
-        if config.smoke or seconds < _LONG:
+        if args.smoke or seconds < _LONG:
             return
-        on = "no GPU: " if pick_device(config.device) == "cpu" else ""
-        hint = f"; `--recipe quick` takes about {span_words(seconds * share)}" if share < 0.5 else ""
-        print(f"{on}this takes about {span_words(seconds)} here{hint}", file=sys.stderr)
-        if seconds > _DAY and not yes and not sys.stderr.isatty():
-            raise ValueError(f"stopped: that is more than a day, and nobody watches. --yes goes on{hint}")
+        on = "no GPU: " if pick_device(args.device) == "cpu" else ""
+        print(f"{on}this takes about {span_words(seconds)} here{hint(seconds)}", file=sys.stderr)
+        if seconds > _DAY and not args.yes and not sys.stderr.isatty():
+            raise ValueError(f"stopped: that is more than a day, and nobody watches. --yes goes on{hint(seconds)}")
 
     return advise
+
+
+def _quick_hint(config: TrackConfig) -> Callable[[float], str]:
+    """How long the recipe `quick` would take, where it is much shorter."""
+    shorter, asked = RECIPES.read("quick").recipe(), RECIPES.read(config.recipes[0]).recipe()
+    share = shorter.batch * shorter.work(0) / (asked.batch * asked.work(0))
+
+    def hint(seconds: float) -> str:
+        return f"; `--recipe quick` takes about {span_words(seconds * share)}" if share < 0.5 else ""
+
+    return hint
+
+
+def _one_run_hint(config: suite.SuiteConfig) -> Callable[[float], str]:
+    """How long one arm of one task takes, where there are several."""
+    num = len(suite.pairs(config))
+
+    def hint(seconds: float) -> str:
+        one = "parity --suite regular --mixer ckda"
+        return f"; one task and arm, as `{one}`, takes about {span_words(seconds / num)}" if num > 1 else ""
+
+    return hint
 
 
 def _config(args: argparse.Namespace) -> TrackConfig:
@@ -160,6 +179,7 @@ def _groups(names: Sequence[str]) -> tuple[str, ...]:
 
 def write_report(result: TrackResult, out: Path, page: bool = True, lengths: Lengths = None) -> None:
     """track.json, and where there are runs the figure, the table, the statistics of the seeds, and the page if asked for."""
+    keep_report(out, "track.json", set(result.runs), ("seeds.json", "table.md", "track.png", "report.html"))
     write_json(out / "track.json", result.to_json())
     if result.runs:
         groups_figure(result).savefig(out / "track.png", dpi=160, metadata={"Software": None})
