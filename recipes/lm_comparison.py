@@ -194,7 +194,8 @@ def large(args: argparse.Namespace, out: Path) -> None:
     vocab, size = (512, "tiny") if args.smoke else (32000, "1.3B")
     prepare([args.text], tokens, Preparation(tokenizer=f"train:{vocab}", held_out=0.02, workers=4))
     model = f"{size}:{args.arm}"
-    trainer = trainer_of(args, str(tokens), model, args.backend, out, steps=20, lr=4e-4)
+    # twenty updates warm up and stay; the timed ones follow at the same rate, so the schedule must not end before them
+    trainer = trainer_of(args, str(tokens), model, args.backend, out, lr=4e-4, schedule="constant")
     losses, began = [], time.perf_counter()
     with prefetched(trainer.batches(0, 20), trainer.world.device) as batches:
         for _ in range(20):

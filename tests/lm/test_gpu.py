@@ -82,7 +82,7 @@ def test_compiled_layers_train(tokens: Path, tmp_path: Path) -> None:
 
 def test_the_profile_sees_kernels(tokens: Path, tmp_path: Path) -> None:
     """Also those inside a CUDA graph."""
-    result = measure(trainer(tokens, tmp_path, small), steps=4)
+    result = measure(trainer(tokens, tmp_path, small, {"steps": 100}), steps=4)
     assert result["recorded"], result["eager_because"]
     assert 0 < result["busy"] <= 1, result.get("reason")
     assert result["kernels_per_step"] > 50
