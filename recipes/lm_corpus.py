@@ -242,8 +242,23 @@ def archived(pattern: str, names: str) -> Callable[[Path], Iterator[tuple[str, s
 
 # What is taken --------------------------------------------------------------------------------------------------------------
 
-_WESNOTH = tuple(
-    ["did", "dm", "dw", "ei", "httt", "l", "low", "nr", "sof", "sota", "sotbe", "thot", "trow", "tsg", "ttb", "utbs"]
+_WESNOTH = (
+    "did",
+    "dm",
+    "dw",
+    "ei",
+    "httt",
+    "l",
+    "low",
+    "nr",
+    "sof",
+    "sota",
+    "sotbe",
+    "thot",
+    "trow",
+    "tsg",
+    "ttb",
+    "utbs",
 )
 SOURCES: tuple[Source, ...] = (
     Source("r-cran-janeaustenr", "prose", "public domain (package: MIT)", r_strings),
