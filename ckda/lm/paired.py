@@ -82,8 +82,8 @@ def differences(records: Records, base: str = BASE, name: str = "held_out") -> l
     return found
 
 
-def noise(records: Records, base: str = BASE) -> float | None:
-    """How far two seeds of one arm lie apart: the standard deviation between seeds, pooled over cells and arms that have several."""
+def noise(records: Records) -> float | None:
+    """The standard deviation between seeds of one arm, pooled over the cells and arms that have several."""
     groups: dict[tuple[str, int, str], list[float]] = {}
     for (rung, budget, arm, _), loss in _losses(records, "held_out").items():
         groups.setdefault((rung, budget, arm), []).append(loss)

@@ -26,7 +26,7 @@ PAIRED = ("kda", "ckda")
 PAIRED_SEEDS = {"12M": 8, "47M": 3}  #: seeds of KDA and Complex KDA; one elsewhere
 MOST = 480.0  #: seconds a unit may take on an H200
 
-#: what is changed -> (arms, settings of the unit, settings of the model); the base is the ladder's own configuration of KDA and CKDA
+#: what is changed -> (arms, settings of the unit, settings of the model); the base is the ladder's own KDA and CKDA
 FACTORS: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]] = {
     "base": (PAIRED, {}, {}),
     **{

@@ -1,4 +1,4 @@
-"""``ckda lm ladder --study NAME``: units of our own ladder, run until the time is over and resumed by unit; or their records collected."""
+"""``ckda lm ladder --study NAME``: units of our own ladder until the time is over, resumed by unit; or records collected."""
 
 import argparse
 import fnmatch
