@@ -19,6 +19,7 @@ __all__ = ["Difference", "cells", "collect", "differences", "interval", "noise"]
 
 Records = Sequence[dict[str, Any]]
 LEVEL = 0.95
+_SHOWN = {"negative_gates": "negative gates", "beta_above_1": "beta above 1", "complex": "complex transitions"}
 BASE = "kda"
 
 
@@ -295,13 +296,10 @@ def advantage_figure(found: Sequence[Difference], band: float | None) -> Any:
 def gates_figure(records: Records) -> Any:
     """Shares of negative gates, of beta above 1 and of complex transitions over training, mean over layers; a line a unit."""
     figure = empty_figure(figsize=(10.5, 3.4))
-    titles = {"negative_gates": "negative gates", "beta_above_1": "beta above 1", "complex": "complex transitions"}
     named: set[str] = set()
-    for axes, (name, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
+    for axes, (name, title) in zip(figure.subplots(1, 3), _SHOWN.items(), strict=True):
         for one in records:
-            looks = sorted(
-                [*one["looks"], one["cells"][-1]["look"]] if one["looks"] else [], key=lambda look: look["tokens"]
-            )
+            looks = _looks(one)
             if looks:
                 label, colour, line = style_of(one["unit"]["model"].partition(":")[2])
                 shown = None if name != "negative_gates" or label in named else label
@@ -319,6 +317,30 @@ def gates_figure(records: Records) -> Any:
         if name == "negative_gates" and named:
             axes.legend(frameon=False, fontsize=7)
     return figure
+
+
+def layers_figure(one: dict[str, Any]) -> Any:
+    """One unit: the three shares by layer and tokens, colours on a square-root scale (fig:signed_kda_interpretability_llm)."""
+    from matplotlib.colors import PowerNorm
+
+    looks = _looks(one)
+    figure = empty_figure(figsize=(10.5, 3.6))
+    for axes, (name, title) in zip(figure.subplots(1, 3), _SHOWN.items(), strict=True):
+        values = [[100 * look[name][row] for look in looks] for row in range(len(looks[0]["layers"]))]
+        image = axes.imshow(
+            values, cmap="viridis", norm=PowerNorm(0.5, vmin=0, vmax=100), aspect="auto", origin="lower"
+        )
+        axes.set_yticks(range(len(looks[0]["layers"])), looks[0]["layers"], fontsize=7)
+        axes.set_xticks(range(len(looks)), [f"{look['tokens'] / 1e6:.3g}" for look in looks], fontsize=7)
+        axes.set(title=f"{title} (%)", xlabel="tokens (millions)", ylabel="layer")
+        figure.colorbar(image, ax=axes)
+    return figure
+
+
+def _looks(one: dict[str, Any]) -> list[dict[str, Any]]:
+    """A unit's inspections in order: of the trunk, and of the model that the longest cooldown left."""
+    last = one["cells"][-1].get("look")
+    return sorted([*one["looks"], *([last] if last else [])], key=lambda look: look["tokens"])
 
 
 # All of it ------------------------------------------------------------------------------------------------------------------
@@ -356,6 +378,12 @@ def collect(records: Records, out: Path) -> list[Path]:
         _saved(advantage_figure(found, band), out / "advantage.png"),
         _saved(gates_figure(records), out / "gates.png"),
     ]
+    largest = max(one["parameters"] for one in records)
+    for one in records:
+        unit = one["unit"]
+        arm = unit["model"].partition(":")[2]
+        if arm in ("ckda", "ckda-hybrid") and unit["seed"] == 0 and one["parameters"] > 0.9 * largest and _looks(one):
+            written.append(_saved(layers_figure(one), out / f"layers-{arm}.png"))
     return written
 
 

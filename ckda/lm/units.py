@@ -390,6 +390,7 @@ def new_record(at: Conditions) -> dict[str, Any]:
         "what": KIND,
         "data": {"tokens": index["tokens"], "train_sha256": shards},
         "environment": environment(at.device),
+        "failed": [],
         "units": [],
     }
 
@@ -424,8 +425,13 @@ def run_all(
                 say(f"{unit.name}: the time was over; it will be begun again")
                 left.append(unit.name)
                 continue
-            pace.learn(unit, found["seconds"])
-            record["units"].append(found)
+            except NotFinite as error:
+                say(f"{unit.name} failed: {error}")
+                record["failed"].append({"unit": unit.name, "why": str(error)})
+                left.append(unit.name)
+            else:
+                pace.learn(unit, found["seconds"])
+                record["units"].append(found)
             file = file or _free_name(out)
             write_json(file, record)
     return file, left

@@ -16,7 +16,7 @@ from ckda.lm.parallel import World
 from ckda.lm.recipe import Recipe
 from ckda.lm.studies import FACTORS, MOST, STUDIES, best_settings, plan, study
 from ckda.lm.tiny import tiny_tokens
-from ckda.lm.train import Trainer
+from ckda.lm.train import NotFinite, Trainer
 from ckda.lm.units import Conditions, OutOfTime, Unit, done_in, evaluate_on, read_units, run_all, run_unit
 from ckda.models import ComplexKDAForCausalLM
 from ckda.models.ladder import OWN
@@ -108,6 +108,7 @@ def test_a_toy_ladder_through_to_the_fit_and_the_figure(at, tmp_path):
         "table.md",
         "ladder.png",
         "advantage.png",
+        "layers-ckda.png",
         "gates.png",
     }
     merged = read_units([out / "units.json"])
@@ -132,6 +133,21 @@ def test_a_toy_ladder_through_to_the_fit_and_the_figure(at, tmp_path):
     write_json(tmp_path / "other.json", other)
     with pytest.raises(ValueError, match="was trained on other tokens"):
         collect(read_units([first, tmp_path / "other.json"]), out)
+
+
+def test_a_unit_that_diverges_is_told_and_the_others_go_on(at, tmp_path, monkeypatch):
+    def diverge(unit, *others):
+        if unit.seed == 0:
+            raise NotFinite("update 3: the loss is nan")
+        return {"unit": unit.as_json(), "seconds": 1.0}
+
+    monkeypatch.setattr(module, "run_unit", diverge)
+    todo = study("toy")[:2]
+    file, left = run_all(todo, at, tmp_path)
+    assert left == [todo[0].name]
+    written = read_json(file)
+    assert written["failed"] == [{"unit": todo[0].name, "why": "update 3: the loss is nan"}]
+    assert [one["unit"]["name"] for one in written["units"]] == [todo[1].name]
 
 
 def record(arm: str, seed: int, loss: float, label: str = "") -> dict:
