@@ -388,5 +388,5 @@ def collect(records: Records, out: Path) -> list[Path]:
 
 
 def _saved(figure: Any, path: Path) -> Path:
-    figure.savefig(path, dpi=160)
+    figure.savefig(path, dpi=160, metadata={"Software": None})
     return path

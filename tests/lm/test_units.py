@@ -19,7 +19,7 @@ from ckda.lm.tiny import tiny_tokens
 from ckda.lm.train import NotFinite, Trainer
 from ckda.lm.units import Conditions, OutOfTime, Unit, done_in, evaluate_on, read_units, run_all, run_unit
 from ckda.models import ComplexKDAForCausalLM
-from ckda.models.ladder import OWN
+from ckda.models.ladder import OWN, build, num_parameters
 from ckda.record import read_json, write_json
 from ckda.scaling.commands import Effort
 from ckda.scaling.commands.fit import Config
@@ -212,3 +212,25 @@ def test_studies_are_what_the_issue_asks_for():
     assert all((u.lr, u.batch) == (1e-3, 32) for u in study("ladder", settings))
     with pytest.raises(ValueError, match="would take"):
         plan([replace(ladder[0], budgets=(10**10,))], set())
+
+
+def test_the_guide_and_the_estimates_say_what_the_code_and_the_record_do():
+    root = Path(__file__).parents[2]
+    guide = (root / "docs" / "lm.md").read_text()
+    for name in ("sweep", "factors", "ladder", "tracking"):
+        rows = plan(study(name), set())
+        minutes = round(sum(row["seconds"] for row in rows) / 60)
+        (line,) = [line for line in guide.splitlines() if line.startswith(f"| `{name}` | {len(rows)} |")]
+        assert line.endswith(f"| {minutes} |"), (line, minutes)
+    for size in OWN:
+        config = build(size, "ckda")
+        total = num_parameters(config) / 1e6
+        assert num_parameters(build(size, "kda")) / 1e6 == total
+        assert f"| `{size}` | {config.num_hidden_layers} | {config.hidden_size} | {total:.2f} M |" in guide
+    variant = read_json(root / "results" / "lm" / "profile.json")["variants"]["ckda"]
+    best = max(variant["tokens_per_second"], *variant["rounds_tokens_per_second"])
+    assert abs(module.MEASURED["tokens_per_second"] / best - 1) < 0.01
+    recorded = build("47M", "ckda")
+    assert (recorded.num_hidden_layers, recorded.hidden_size, recorded.vocab_size) == tuple(
+        module.MEASURED[name] for name in ("layers", "width", "vocabulary")
+    )
