@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
 # The language models on one GPU: our own ladder by units, the study of factors, tracking inside text, throughput.
 #
-#   recipes/lm.sh PACKED OUT                    the ladder: unpack, sweep, ladder, collect, fit
+#   recipes/lm.sh PACKED OUT                    the ladder: unpack, sweep, collect, ladder, collect, fit
 #   recipes/lm.sh PACKED OUT unpack factors     parts of it, in the order given
 #
 # PACKED is the folder `packed` of recipes/lm_corpus.py. After LIMIT seconds (default 540) a part of units begins none that would end
 # later, and leaves its record in OUT/PART; the same command goes on, also on another machine: HAVE names folders of records that
-# are known already. Status 3 says that units are left. `ckda lm ladder --study ladder --plan` prints the device minutes.
+# are known already. Where a part leaves units, only `collect` is still done, and the status is 3. `collect` merges the records in
+# HAVE; the learning rates and batches of ladder and tracking are those of the sweep that lies there, else the sizes' own.
+# `ckda lm ladder --study ladder --plan` prints the device minutes.
 set -uo pipefail
 packed=${1:?folder of the packed corpus}
 out=${2:?folder for the results}
 shift 2
 parts=("$@")
-if [ ${#parts[@]} -eq 0 ]; then parts=(unpack sweep ladder collect fit); fi
+if [ ${#parts[@]} -eq 0 ]; then parts=(unpack sweep collect ladder collect fit); fi
 python=${PYTHON:-python3}
 tokens=${TOKENS:-runs/lm/tokens}
 have=${HAVE:-results/lm}
@@ -28,6 +30,10 @@ units() { # the units of a study; what is left of LIMIT seconds of this script
 
 status=0
 for part in "${parts[@]}"; do
+  if [ $status -ne 0 ] && [ "$part" != collect ]; then
+    echo "$part: left for later, for an earlier part has units left" >&2
+    continue
+  fi
   case $part in
     unpack) "$python" recipes/lm_corpus.py --unpack "$packed" --out "$tokens" ;;
     sweep | factors | ladder | tracking) units "$part" ;;

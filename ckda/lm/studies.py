@@ -127,7 +127,7 @@ def toy(settings: Settings | None = None) -> list[Unit]:
     }
     small: dict[str, Any] = {"lr": 1e-2, "batch": 2, "length": 32, "warmup": 2, "looks": 1}
     return [
-        Unit(f"{rung}-{arm}-seed{seed}", f"tiny:{arm}", rung, seed, (640, 1280), changes=changes, **small)
+        Unit(f"{rung}-{arm}-seed{seed}", f"tiny:{arm}", rung, seed, (320, 640), changes=changes, **small)
         for rung, changes in shapes.items()
         for arm in PAIRED
         for seed in range(2)

@@ -8,8 +8,8 @@ from ckda.command import Parser
 from ckda.lm.options import add_ladder
 
 ROOT = Path(__file__).parents[2]
-#: in place of python: what it would be called with; units of the sweep are left
-ECHO = '#!/bin/sh\nprintf "%s\\n" "$*"\ncase "$*" in *"--study sweep"*) exit 3;; esac\n'
+#: in place of python: what it would be called with; with LEFT=3 units of the sweep are left
+ECHO = '#!/bin/sh\nprintf "%s\\n" "$*"\ncase "$*" in *"--study sweep"*) exit ${LEFT:-0};; esac\n'
 
 
 def called(tmp_path: Path, *words: str, **variables: str) -> tuple[int, list[list[str]]]:
@@ -29,7 +29,7 @@ def test_every_part_is_a_command(tmp_path):
     (tmp_path / "sweep" / "units.json").write_text("{}")
     parts = ("unpack", "sweep", "factors", "ladder", "tracking", "throughput", "large", "collect", "fit")
     status, calls = called(tmp_path, *parts, LIMIT="500", HAVE=str(tmp_path), ONLY="12M-*")
-    assert status == 3  # of the sweep, although other parts came after it
+    assert status == 0
     parser = Parser()
     add_ladder(parser)
     asked = [parser.parse_args(words[4:]) for words in calls if words[2:4] == ["lm", "ladder"]]
@@ -40,3 +40,7 @@ def test_every_part_is_a_command(tmp_path):
     assert any(words[2:4] == ["scaling", "fit"] for words in calls)
     assert sum(words[0].startswith("recipes/") for words in calls) == 3
     assert called(tmp_path, "nonsense")[0] == 2
+    status, calls = called(tmp_path, LEFT="3", HAVE=str(tmp_path))
+    assert status == 3
+    assert not any("--study" in words and "ladder" in words[words.index("--study") :] for words in calls)
+    assert sum("--collect" in words for words in calls) == 4  # of the two folders, twice

@@ -114,7 +114,7 @@ def test_a_toy_ladder_through_to_the_fit_and_the_figure(at, tmp_path):
     merged = read_units([out / "units.json"])
     assert cells(merged) == (out / "cells.csv").read_text()
     found = differences(merged)
-    assert [(d.rung, d.budget, d.seeds) for d in found] == [(r, b, [0, 1]) for r in "AB" for b in (640, 1280)]
+    assert [(d.rung, d.budget, d.seeds) for d in found] == [(r, b, [0, 1]) for r in "AB" for b in (320, 640)]
     assert noise(merged) > 0
     chosen = Config(
         str(tmp_path / "fit"),
@@ -122,7 +122,7 @@ def test_a_toy_ladder_through_to_the_fit_and_the_figure(at, tmp_path):
         form="chinchilla",
         E="1",
         offset="none",
-        hold_out=("B/0.00128MT",),
+        hold_out=("B/0.00064MT",),
         effort=Effort(starts=20, bootstrap=0),
     )
     result = fit(chosen)
