@@ -8,7 +8,7 @@
 # later, and leaves its record in OUT/PART; the same command goes on, also on another machine: HAVE names folders of records that
 # are known already. Where a part leaves units, only `collect` is still done, and the status is 3. `collect` merges the records in
 # HAVE; the learning rates and batches of ladder and tracking are those of the sweep that lies there, else the sizes' own.
-# `ckda lm ladder --study ladder --plan` prints the device minutes.
+# ONLY and BUDGETS are --only and --budgets. `ckda lm ladder --study ladder --plan` prints the device minutes.
 set -uo pipefail
 packed=${1:?folder of the packed corpus}
 out=${2:?folder for the results}
@@ -25,7 +25,7 @@ units() { # the units of a study; what is left of LIMIT seconds of this script
   if [ "$1" != sweep ] && [ -f "$have/sweep/units.json" ]; then settings=(--settings "$have/sweep/units.json"); fi
   if [ "$1" = factors ]; then settings=(); fi
   "$python" -m ckda.cli lm ladder --study "$1" --data "$tokens" --out "$out/$1" --have "$have/$1" --time-limit "$left" \
-    "${settings[@]}" ${ONLY:+--only "$ONLY"}
+    "${settings[@]}" ${ONLY:+--only "$ONLY"} ${BUDGETS:+--budgets "$BUDGETS"}
 }
 
 status=0

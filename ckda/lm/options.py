@@ -158,6 +158,7 @@ def add_ladder(parser: Parser) -> None:
     add("--only", metavar="PATTERN", help="units by name, as '12M-*', with commas")
     add("--settings", metavar="RECORD", help="collected record of the sweep: its best learning rates and batches")
     add("--size", help="of the studies factors and tracking, as own-25M")
+    add("--budgets", type=_counts, help="token budgets instead of the study's own, with commas, as 60M")
     add("--collect", nargs="+", metavar="PATH", help="train nothing: merge these records in --out and draw")
     add = parser.add_argument_group("who trains them").add_argument
     add("--launcher", choices=["local", "slurm"], default="local", help="(default: %(default)s)")

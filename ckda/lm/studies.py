@@ -143,8 +143,20 @@ STUDIES: dict[str, Callable[..., list[Unit]]] = {
 }
 
 
-def study(name: str, settings: Settings | None = None, size: str | None = None, seeds: int | None = None) -> list[Unit]:
-    """The units of a study; `size` is for factors and tracking, `seeds` keeps seeds below it."""
+def study(
+    name: str,
+    settings: Settings | None = None,
+    size: str | None = None,
+    seeds: int | None = None,
+    budgets: tuple[int, ...] | None = None,
+) -> list[Unit]:
+    """The units of a study; `size` is for factors and tracking, `seeds` keeps seeds below it, `budgets` replace the study's own.
+
+    Example:
+        >>> unit = study("ladder", budgets=(60_000_000,))[0]
+        >>> unit.name, unit.budgets
+        ('6M-kda-seed0-60M', (60000000,))
+    """
     if name not in STUDIES:
         raise ValueError(f"the study is {name!r}; it may be {', '.join(STUDIES)}")
     sized = {"size": size} if size is not None and name in ("factors", "tracking") else {}
@@ -155,6 +167,9 @@ def study(name: str, settings: Settings | None = None, size: str | None = None, 
         units = [
             replace(unit, seed=s, name=unit.name.replace("seed0", f"seed{s}")) for s in range(seeds) for unit in units
         ]
+    if budgets is not None:
+        word = "+".join(f"{tokens / 1e6:g}M" for tokens in sorted(budgets))
+        units = [replace(unit, budgets=tuple(sorted(budgets)), name=f"{unit.name}-{word}") for unit in units]
     return units if seeds is None else [unit for unit in units if unit.seed < seeds]
 
 

@@ -21,7 +21,8 @@ __all__ = ["chosen", "run_command"]
 def chosen(args: argparse.Namespace) -> list[Unit]:
     """The units that the options ask for."""
     settings = best_settings(read_units([args.settings])) if args.settings else None
-    units = study("toy" if args.smoke else args.study, settings, args.size, args.seeds)
+    budgets = None if args.budgets is None else tuple(args.budgets)
+    units = study("toy" if args.smoke else args.study, settings, args.size, args.seeds, budgets)
     if args.only:
         patterns = args.only.split(",")
         units = [unit for unit in units if any(fnmatch.fnmatchcase(unit.name, pattern) for pattern in patterns)]
