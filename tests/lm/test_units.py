@@ -234,3 +234,13 @@ def test_the_guide_and_the_estimates_say_what_the_code_and_the_record_do():
     assert (recorded.num_hidden_layers, recorded.hidden_size, recorded.vocab_size) == tuple(
         module.MEASURED[name] for name in ("layers", "width", "vocabulary")
     )
+
+
+def test_final_states_are_told_by_arm_kind_and_length(tmp_path):
+    records = [record(arm, seed, 3.0) for arm in ("kda", "ckda") for seed in range(2)]
+    for one, right in zip(records, (0.1, 0.3, 0.8, 1.0), strict=True):
+        one["cells"][0]["programs"] = {"shell": {"1x": 1.0, "4x": right}}
+    assert "programs.md" in [path.name for path in collect(records, tmp_path)]
+    table = (tmp_path / "programs.md").read_text().splitlines()
+    assert table[0] == "| arm | program | seeds | exact at 1x, % | exact at 4x, % |"
+    assert table[2:] == ["| KDA | shell | 2 | 100.0 | 20.0 |", "| CKDA | shell | 2 | 100.0 | 90.0 |"]
