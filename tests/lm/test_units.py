@@ -151,7 +151,13 @@ def test_a_unit_that_diverges_is_told_and_the_others_go_on(at, tmp_path, monkeyp
 
 
 def record(arm: str, seed: int, loss: float, label: str = "") -> dict:
-    look = {"tokens": 1, "negative_gates": [0.0, 0.1], "beta_above_1": [0.5, 0.5], "complex": [0.0, 0.0]}
+    look = {
+        "tokens": 1,
+        "layers": [0, 1],
+        "negative_gates": [0.0, 0.1],
+        "beta_above_1": [0.5, 0.5],
+        "complex": [0.0, 0.0],
+    }
     unit = replace(UNIT, name=f"{arm}{seed}{label}", model=f"tiny:{arm}", seed=seed, budgets=(10,), label=label)
     curve = {"tokens": [1], "loss": [1.0], "grad_norm": [0.5], "grad_norm_max": [0.9]}
     data = {"tokens": {}, "train_sha256": ["a"]}
