@@ -169,10 +169,6 @@ OWN = ("own-6M", "own-12M", "own-25M", "own-47M")
 
 #: the sizes by name
 CONFIGS: dict[str, Rung] = {
-    "own-6M": _own(192, 5, (768, 704, 704)),
-    "own-12M": _own(256, 8, (1024, 960, 960)),
-    "own-25M": _own(384, 8, (1536, 1472, 1408)),
-    "own-47M": _own(448, 12, (1792, 1728, 1664)),
     "47M": _column(
         384, 12, 6, (1536, 1472, 1408), (47.64, 48.03, 47.27), learning_rate=(2e-3,), batch_sequences=(32, 64)
     ),
@@ -240,6 +236,10 @@ CONFIGS: dict[str, Rung] = {
     "340M-65k": _small(
         65536, "the vocabulary that the paper's text and table state; the printed totals are not of it", {}
     ),
+    "own-6M": _own(192, 5, (768, 704, 704)),
+    "own-12M": _own(256, 8, (1024, 960, 960)),
+    "own-25M": _own(384, 8, (1536, 1472, 1408)),
+    "own-47M": _own(448, 12, (1792, 1728, 1664)),
 }
 
 
