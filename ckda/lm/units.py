@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -291,7 +291,8 @@ def _cell(trainer: Trainer, budget: int, own: Journal, at: Conditions, questions
     if questions is not None:
         from ckda.lm.programs import score
 
-        cell["programs"] = score(trainer.plain, questions)
+        with _as_trained(trainer):
+            cell["programs"] = score(trainer.plain, questions)
     return cell
 
 
@@ -315,7 +316,8 @@ def _look(trainer: Trainer, at: Conditions) -> dict[str, Any] | None:
     length = min(trainer.recipe.length, len(store))
     count = min(at.look_sequences, len(store) // length)
     rows = [torch.from_numpy(store.read(i * length, length))[None].to(at.device) for i in range(count)]
-    layers = gate_use(trainer.plain, rows, at.look_sample)
+    with _as_trained(trainer):
+        layers = gate_use(trainer.plain, rows, at.look_sample)
     shares = {name: [round(getattr(layer, name), 5) for layer in layers] for name in SHARES}
     medians = {
         "alpha_median": [round(layer.alpha_quantiles[2], 4) for layer in layers],
@@ -323,6 +325,12 @@ def _look(trainer: Trainer, at: Conditions) -> dict[str, Any] | None:
     }
     tokens = trainer.step * trainer.recipe.tokens_per_step
     return {"tokens": tokens, "layers": [layer.layer for layer in layers]} | shares | medians
+
+
+def _as_trained(trainer: Trainer) -> AbstractContextManager[Any]:
+    """The precision of the training, so that no other kernels are compiled for looking and asking."""
+    half = trainer.recipe.dtype == "bf16"
+    return torch.autocast(trainer.world.device.type, torch.bfloat16) if half else nullcontext()
 
 
 def _mix(trainer: Trainer, unit: Unit, at: Conditions) -> Any:

@@ -250,3 +250,14 @@ def test_final_states_are_told_by_arm_kind_and_length(tmp_path):
     table = (tmp_path / "programs.md").read_text().splitlines()
     assert table[0] == "| arm | program | seeds | exact at 1x, % | exact at 4x, % |"
     assert table[2:] == ["| KDA | shell | 2 | 100.0 | 20.0 |", "| CKDA | shell | 2 | 100.0 | 90.0 |"]
+
+
+def test_a_unit_in_bfloat16_is_looked_at_in_bfloat16(at):
+    """Counts of gates and learning rates are those of float32 but for rounding."""
+    half = run_unit(replace(UNIT, budgets=(128,), looks=0), replace(at, dtype="bf16"))
+    full = run_unit(replace(UNIT, budgets=(128,), looks=0), at)
+    for one, other in zip(half["looks"], full["looks"], strict=True):
+        assert one["alpha_median"] == pytest.approx(other["alpha_median"], abs=0.02)
+        assert one["beta_above_1"] == pytest.approx(other["beta_above_1"], abs=0.2)
+        assert one["complex"] == other["complex"]
+    assert half["cells"][0]["held_out"] == pytest.approx(full["cells"][0]["held_out"], abs=0.05)
