@@ -42,7 +42,9 @@ for part in "${parts[@]}"; do
     comparison) "$python" recipes/lm_comparison.py train --data "$tokens" --time-limit $((${LIMIT:-540} - SECONDS)) --out "$out" ;;
     collect)
       for name in sweep factors ladder tracking; do
-        if [ -d "$out/$name" ]; then "$python" -m ckda.cli lm ladder --collect "$out/$name" --out "$have/$name"; fi
+        if compgen -G "$out/$name/units-*.json" > /dev/null; then
+          "$python" -m ckda.cli lm ladder --collect "$out/$name" --out "$have/$name" || exit $?
+        fi
       done
       ;;
     fit)

@@ -25,6 +25,8 @@ def called(tmp_path: Path, *words: str, **variables: str) -> tuple[int, list[lis
 def test_every_part_is_a_command(tmp_path):
     for name in ("sweep", "ladder"):
         (tmp_path / "out" / name).mkdir(parents=True)
+        (tmp_path / "out" / name / "units-1.json").write_text("{}")
+    (tmp_path / "out" / "factors").mkdir()  # a call that finished no unit
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / "units.json").write_text("{}")
     parts = ("unpack", "sweep", "factors", "ladder", "tracking", "throughput", "large", "collect", "fit")
