@@ -1,8 +1,8 @@
-"""``ckda bench --throughput``: the paper's figure (fig:kernel-throughput_recurrence): forward+backward, tokens a second.
+"""``ckda bench --throughput``: the paper's figure of kernel throughput, forward+backward in tokens a second.
 
 32,768 tokens a step in sequences of different lengths, 16 heads of 128, bfloat16; every row under torch.compile, 20 warm-up and
-50 timed calls a round, the mean over four rounds. FLA's KDA, the signs absorbed into q and k over it (the paper's gauge,
-lem:gauge) and DeltaProduct_2 without a gate stand beside our two rows; cuDNN's kernels, which are no torch program, beside
+50 timed calls a round, the mean over four rounds. FLA's KDA, the signs absorbed into q and k over it (the paper's gauge)
+and DeltaProduct_2 without a gate stand beside our two rows; cuDNN's kernels, which are no torch program, beside
 ours on the same given gates.
 """
 
