@@ -128,7 +128,7 @@ def plan(call: Call) -> Plan:
         work_dtype=torch.float32 if dot == "tf32x3" else dtype,
         bounded=is_bounded(call),
         dot=dot,
-        width=(64 if K <= 64 else 128) if hopper else K,
+        width=(64 if K <= 64 else 128 if K <= 128 else 256) if hopper else K,
         padded=hopper and (packed or T % CHUNK > 0),
         given=call.beta is not None and not call.beta_range,
     )

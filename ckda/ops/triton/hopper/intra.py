@@ -352,7 +352,7 @@ def hopper_intra_kernel(
     PLACES: gl.constexpr,  # "whole", "ragged" (T is no multiple of C) or "packed"
 ):
     """What of a chunk does not depend on the state."""
-    ready, free = barriers(STAGES, TILES_ARRIVE)
+    ready, free = barriers(STAGES, TILES_ARRIVE, 1)
     DT: gl.constexpr = t_keys.dtype
     s_in, s_g, s_out = room(STAGES * PAIR, C, BK, DT), room(STAGES, C, BK, t_g.dtype), room(NUM_KEYS, C, BK, DT)
     GATE_BYTES: gl.constexpr = t_g.dtype.primitive_bitwidth // 8

@@ -76,7 +76,7 @@ FETCH_WARPS = gl.constexpr(1)  # that fetch the tiles ahead, beside those that c
 FETCH_REGISTERS = gl.constexpr(24)  # a thread of theirs, the least there is: the others get the rest
 # arrivals that a barrier waits for: the accelerator's bytes are one; where lines come too, so are the copies of 32 threads
 TILES_ARRIVE, LINES_ARRIVE = gl.constexpr(1), gl.constexpr(33)
-USED_ARRIVE = gl.constexpr(1)  # that tiles are used up is said once
+USED_ARRIVE = gl.constexpr(1)  # that tiles are used up is said once, by each part of a program that uses them
 BLOCK_LOG = gl.constexpr(
     -28.0
 )  # a gate below 2^-28 counts as that within its block: four of them leave room for q in bfloat16
@@ -162,12 +162,12 @@ def fetch_state(t_x, item, row, height: gl.constexpr, bar, s_x):
 
 
 @gluon.jit
-def send_state(t_x, item, row, height: gl.constexpr, s_x):
+def send_state(t_x, item, row, column, height: gl.constexpr, s_x):
     """A tile of a state of that many values on its way out."""
     if by_heads(t_x):
-        tma.async_copy_shared_to_global(t_x, [item, row, 0], _one_head(t_x, s_x))
+        tma.async_copy_shared_to_global(t_x, [item, row, column], _one_head(t_x, s_x))
     else:
-        tma.async_copy_shared_to_global(t_x, [item * height + row, 0], s_x)
+        tma.async_copy_shared_to_global(t_x, [item * height + row, column], s_x)
 
 
 @gluon.jit
@@ -332,13 +332,13 @@ def channel_tile(
 
 
 @gluon.jit
-def barriers(STAGES: gl.constexpr, ARRIVALS: gl.constexpr):
-    """For each stage: whether its tiles have come (that many arrivals, and the bytes), and whether they are used up."""
+def barriers(STAGES: gl.constexpr, ARRIVALS: gl.constexpr, USERS: gl.constexpr):
+    """For each stage: whether its tiles have come (that many arrivals, and the bytes), and whether all users are done with them."""
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for s in gl.static_range(STAGES):
         mbarrier.init(ready.index(s), count=ARRIVALS)
-        mbarrier.init(free.index(s), count=USED_ARRIVE)
+        mbarrier.init(free.index(s), count=USED_ARRIVE * USERS)
     fence_async_shared()
     return ready, free
 
