@@ -17,20 +17,19 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from itertools import product as grid_of
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from ckda.ops.triton.launch import Launch
 
-__all__ = ["on_cpu", "run_launch"]
+__all__ = ["names_of", "on_cpu", "run_launch"]
 
 
 class Dtype:
@@ -91,7 +90,11 @@ def _plain(x: Any) -> Any:
 
 def _quotient(a: Any, b: Any) -> Any:
     """Whole numbers as on a GPU, towards zero; all of ours are positive."""
-    return torch.div(a, b, rounding_mode="trunc") if isinstance(a, Tensor) else torch.div(torch.tensor(a), b, rounding_mode="trunc")
+    return (
+        torch.div(a, b, rounding_mode="trunc")
+        if isinstance(a, Tensor)
+        else torch.div(torch.tensor(a), b, rounding_mode="trunc")
+    )
 
 
 def _operator(name: str, change: Callable[[Any, Any], Any] | None = None) -> None:
@@ -110,7 +113,24 @@ def _operator(name: str, change: Callable[[Any, Any], Any] | None = None) -> Non
     setattr(Value, f"__r{name}__", reflected)
 
 
-for _name in ("add", "sub", "mul", "truediv", "mod", "and", "or", "xor", "lshift", "rshift", "eq", "ne", "lt", "le", "gt", "ge"):
+for _name in (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "mod",
+    "and",
+    "or",
+    "xor",
+    "lshift",
+    "rshift",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+):
     _operator(_name)
 _operator("floordiv", _quotient)
 
@@ -547,15 +567,20 @@ def _argument(value: Any) -> Any:
     return Value(torch.tensor(value, dtype=torch.int32 if isinstance(value, int) else torch.float32))
 
 
-_FUNCTIONS: list[_Functions] = []
+@cache
+def _functions() -> _Functions:
+    return _Functions()
+
+
+def names_of(module: str) -> dict[str, Any]:
+    """The names that functions of a module see when they run here."""
+    return _functions().names(module)
 
 
 @torch.no_grad()
 def run_launch(launch: Launch) -> None:
     """Run a launch, program after program."""
-    if not _FUNCTIONS:
-        _FUNCTIONS.append(_Functions())
-    kernel = _FUNCTIONS[0].plain(launch.kernel)
+    kernel = _functions().plain(launch.kernel)
     body = launch.kernel.fn
     fixed = {name for name, kind in body.__annotations__.items() if kind is tl.constexpr}
     given = {name: value if name in fixed else _argument(value) for name, value in launch.arguments.items()}
@@ -576,6 +601,3 @@ def on_cpu() -> Iterator[None]:
         patch.object(hopper, "device_refuses", lambda device: None),
     ):
         yield
-
-
-assert triton.__version__

@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ckda.ops.triton.hopper.tile import (
+    A_LOW,
     AFTER,
     BORDERS,
     DT_BYTES,
@@ -189,7 +190,7 @@ def _run(
     HV: gl.constexpr, K: gl.constexpr, BK: gl.constexpr, C: gl.constexpr,
     GATE: gl.constexpr, SIGNED: gl.constexpr, ERASE: gl.constexpr,
     HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr, NORMALIZE: gl.constexpr, BETA_RANGE: gl.constexpr,
-    LEVELS: gl.constexpr, BASE: gl.constexpr, BOUNDED: gl.constexpr, PLACES: gl.constexpr,
+    LEVELS: gl.constexpr, BASE: gl.constexpr, BOUNDED: gl.constexpr, PLACES: gl.constexpr, SPLIT_A: gl.constexpr,
 ):  # fmt: skip
     """The warps that compute."""
     DT: gl.constexpr = s_out.dtype
@@ -303,7 +304,12 @@ def _run(
         if BOUNDED:
             b_A, b_G = _pair_products(s_out.index(Q_FORWARD), (s_out.index(K_BACK), s_out.index(K_FORWARD)), Q, C)
         o_A = ((row + b_from).to(gl.int64) * HV + i_hv) * C + b_to
-        gl.store(p_A + o_A, gl.where(b_from >= b_to, b_A, 0.0).to(DT))
+        if SPLIT_A:
+            b_A = gl.where(b_from >= b_to, b_A, 0.0)
+            gl.store(p_A + o_A, b_A.to(DT))
+            gl.store(p_A + A_LOW * num_lines * C + o_A, (b_A - b_A.to(DT).to(gl.float32)).to(DT))
+        else:
+            gl.store(p_A + o_A, gl.where(b_from >= b_to, b_A, 0.0).to(DT))
         gl.store(p_G + o_A, gl.where(b_from > b_to, b_G, 0.0))
         begin, num = next_begin, next_num
         n += 1  # noqa: SIM113
@@ -323,7 +329,7 @@ def hopper_intra_kernel(
     p_A_log,
     p_dt_bias,
     t_keys,  # out, tiles [C, BK] of [4 * ROWS, HV * K]: q_forward, k_forward, k_back and, where BOUNDED, forward
-    p_A,  # out [ROWS, HV, C]
+    p_A,  # out [ROWS, HV, C], first of the squares
     p_G,  # out float32 [ROWS, HV, C]
     p_rho,  # out float32 [ROWS, HV]
     p_norms,  # out float32 [3, ROWS, HV]
@@ -350,6 +356,7 @@ def hopper_intra_kernel(
     BASE: gl.constexpr,  # that of a block, where not BOUNDED; 0: borders alone
     BOUNDED: gl.constexpr,
     PLACES: gl.constexpr,  # "whole", "ragged" (T is no multiple of C) or "packed"
+    SPLIT_A: gl.constexpr,  # whether what A's rounding left is written too
 ):
     """What of a chunk does not depend on the state."""
     ready, free = barriers(STAGES, TILES_ARRIVE, 1)
@@ -366,6 +373,7 @@ def hopper_intra_kernel(
                     p_beta, p_sign, p_erase, p_A_log, p_dt_bias, t_keys, p_A, p_G, p_rho, p_norms, p_start, p_end,
                     p_starts, p_ends, s_in, s_g, s_out, s_M, s_lines, ready, free, num_chunks, ROWS, T, NC, scale,
                     HV, K, BK, C, GATE, SIGNED, ERASE, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BASE, BOUNDED, PLACES,
+                    SPLIT_A,
                 ),
             ),
             (

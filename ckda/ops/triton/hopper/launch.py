@@ -114,6 +114,7 @@ def intra(w: Work, G: Tensor) -> Launch:
         "p_start": x.start,
         "p_end": x.end,
         "BASE": 0 if p.bounded or p.dot == "fp16" else BASE,
+        "SPLIT_A": p.A_low,
     }
     at_a_time, maxnreg = 2, INTRA_REGISTERS
     if _halves(p) > 1:
@@ -181,6 +182,7 @@ def states(
         "HAS_INITIAL": initial is not None,
         "STORE_FINAL": final is not None,
         "SUMMARY": summary,
+        "SPLIT_A": p.A_low,
         "STAGES": 3 if outputs and _halves(p) == 1 else 2,
     }
     grid = (_value_blocks(V) * p.HV * p.N * len(segments),)

@@ -28,6 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from ckda.ops.triton.hopper import BV as VALUE_COLUMNS
 from ckda.ops.triton.hopper import FLOAT16_UNIT, WARP_ROWS
 from ckda.ops.triton.hopper.tile import (
+    A_LOW,
     DT_BYTES,
     FETCH_REGISTERS,
     FETCH_WARPS,
@@ -182,8 +183,16 @@ def _state_offsets(
 
 
 @gluon.jit
+def _fetch_slot(t_x, head, row, column, width, bar, s_x, slot, BK: gl.constexpr, STAGES: gl.constexpr):
+    """A tile, or the tiles of both halves, on their way into a slot."""
+    HALVES: gl.constexpr = s_x.shape[0] // STAGES
+    for half in gl.static_range(HALVES):
+        fetch_tile(t_x, head, row, column + half * BK, width, bar, _half(s_x, slot, half, HALVES))
+
+
+@gluon.jit
 def _fetch(
-    tiles,  # of (tensor, head, its first row, column, the head's width, tile, of how many halves)
+    tiles,  # of (tensor, head, its first row, column, the head's width, tile)
     p_rho, p_norm2, p_decay, p_next, s_scalars, s_decays, ready, free, first, num, i_hv,
     HV: gl.constexpr, BK: gl.constexpr, C: gl.constexpr, BYTES: gl.constexpr, STAGES: gl.constexpr, REVERSED: gl.constexpr,
     BOUNDED: gl.constexpr, HALVES: gl.constexpr,
@@ -202,16 +211,16 @@ def _fetch(
         mbarrier.wait(free.index(slot), ((step // STAGES) & 1) ^ 1)
         mbarrier.expect(bar, BYTES)
         for n in gl.static_range(len(tiles)):
-            t_x, head, row, column, width, s_x, halves = tiles[n]
-            for half in gl.static_range(halves):
-                fetch_tile(t_x, head, row + chunk * C, column + half * BK, width, bar, _half(s_x, slot, half, halves))
+            t_x, head, row, column, width, s_x = tiles[n]
+            _fetch_slot(t_x, head, row + chunk * C, column, width, bar, s_x, slot, BK, STAGES)
         o_line = chunk.to(gl.int64) * (C * HV)
         async_copy.async_copy_global_to_shared(s_scalars.index(slot * SCALARS + RHO), p_rho + o_line + b_token)
         async_copy.async_copy_global_to_shared(s_scalars.index(slot * SCALARS + NORM2), p_norm2 + o_line + b_token)
         for half in gl.static_range(HALVES):
             o_decay = b_channel + half * BK
             async_copy.async_copy_global_to_shared(
-                _half(s_decays, slot * DECAYS + DECAY, half, HALVES), p_decay + chunk.to(gl.int64) * (HV * BK * HALVES) + o_decay
+                _half(s_decays, slot * DECAYS + DECAY, half, HALVES),
+                p_decay + chunk.to(gl.int64) * (HV * BK * HALVES) + o_decay,
             )
             if BOUNDED:
                 async_copy.async_copy_global_to_shared(
@@ -223,16 +232,15 @@ def _fetch(
 
 @gluon.jit
 def _run_states(
-    half: gl.constexpr,
-    p_initial, p_start, p_final, t_o, p_o, t_y, t_states,
-    s_k_forward, s_k_back, s_q_forward, s_v, s_A, s_solver, s_solver_low, s_solver_rest,
-    s_scalars, s_decays, s_S, s_y, s_y_low, s_o, s_r, s_qS, told, ready, free,
-    i_v, i_hv, i_n, first, num, begin, length, ROWS,
+    half: gl.constexpr, p_initial, p_start, p_final, t_o, p_o, t_y, t_states, shared, place, ROWS,
     HALVES: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, BK: gl.constexpr, V: gl.constexpr, C: gl.constexpr,
     HAS_INITIAL: gl.constexpr, STORE_FINAL: gl.constexpr, SUMMARY: gl.constexpr, STAGES: gl.constexpr, BOUNDED: gl.constexpr,
-    PLACES: gl.constexpr,
+    PLACES: gl.constexpr, SPLIT_A: gl.constexpr,
 ):  # fmt: skip
     """The four warps of `hopper_state_kernel` that compute, or four of the eight: those of one half of the channels."""
+    s_k_forward, s_k_back, s_q_forward, s_v, s_A, s_solver, s_solver_low, s_solver_rest = shared[0]
+    s_scalars, s_decays, s_S, s_y, s_y_low, s_o, s_A_low, s_r, s_qS, told, ready, free = shared[1]
+    i_v, i_hv, i_n, first, num, begin, length = place
     DT: gl.constexpr = s_k_back.dtype
     OUTPUTS: gl.constexpr = SUMMARY == "none"
     VALUES: gl.constexpr = SUMMARY != "transition"
@@ -302,6 +310,8 @@ def _run_states(
             b_o = warpgroup_mma_wait(2, deps=[b_o])
             s_A_t = s_A.index(slot).permute((1, 0))
             b_Au = plus(times(b_high, s_A_t, BV, C), b_low, s_A_t, BV, C)
+            if SPLIT_A:
+                b_Au = plus(b_Au, b_high, s_A_low.index(slot).permute((1, 0)), BV, C)
         if STORE_Y:
             b_high = rounded(b_y, DT)
             s_y.permute((1, 0)).store(b_high)
@@ -345,7 +355,7 @@ def _run_states(
 def hopper_state_kernel(
     t_v,  # tiles [C, BV] of [B * T, HV * V]
     t_keys,  # tiles [C, BK] of [4 * ROWS, HV * K]: q_forward, k_forward, k_back
-    t_squares,  # tiles [C, C] of [4 * ROWS, HV * C]: A, the solver in three parts
+    t_squares,  # tiles [C, C] of [4 * ROWS, HV * C]: A, the solver in three parts; where SPLIT_A fifth what A's rounding left
     p_rho,  # [ROWS, HV]
     p_norm2,
     p_start,  # [chunks, HV, HALVES * BK]
@@ -377,11 +387,11 @@ def hopper_state_kernel(
     BOUNDED: gl.constexpr,
     PLACES: gl.constexpr,
     HALVES: gl.constexpr,  # of K, each of BK channels
+    SPLIT_A: gl.constexpr,  # whether A comes in two parts
 ):
     """`state_kernel`: the state from chunk to chunk, and the outputs."""
-    i_v, i_hv, i_n, first, num, begin, length = _place(
-        p_cu_seqlens, p_first, p_order, T, NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS, HV, V, C, PLACES
-    )
+    place = _place(p_cu_seqlens, p_first, p_order, T, NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS, HV, V, C, PLACES)
+    i_v, i_hv, _, first, num, begin, _ = place
     DT: gl.constexpr = t_keys.dtype
     behind = begin - first * C  # from a chunk's place among whole ones to that of its first token
     ready, free = barriers(STAGES, LINES_ARRIVE, HALVES)
@@ -389,60 +399,84 @@ def hopper_state_kernel(
     s_k_forward, s_k_back = room(STAGES * HALVES, C, BK, DT), room(STAGES * HALVES, C, BK, DT)
     s_solver, s_solver_low, s_solver_rest = room(STAGES, C, C, DT), room(STAGES, C, C, DT), room(STAGES, C, C, DT)
     tiles = (
-        (t_keys, i_hv, K_FORWARD * ROWS, 0, K, s_k_forward, HALVES),
-        (t_squares, i_hv, SOLVER_REST * ROWS, 0, C, s_solver_rest, 1),
-        (t_squares, i_hv, SOLVER_LOW * ROWS, 0, C, s_solver_low, 1),
-        (t_squares, i_hv, SOLVER * ROWS, 0, C, s_solver, 1),
-        (t_keys, i_hv, K_BACK * ROWS, 0, K, s_k_back, HALVES),
+        (t_keys, i_hv, K_FORWARD * ROWS, 0, K, s_k_forward),
+        (t_squares, i_hv, SOLVER_REST * ROWS, 0, C, s_solver_rest),
+        (t_squares, i_hv, SOLVER_LOW * ROWS, 0, C, s_solver_low),
+        (t_squares, i_hv, SOLVER * ROWS, 0, C, s_solver),
+        (t_keys, i_hv, K_BACK * ROWS, 0, K, s_k_back),
     )
     s_v, s_q_forward, s_A, s_S, s_y, s_y_low, s_o = s_k_back, s_k_back, s_k_back, s_k_back, s_k_back, s_k_back, s_k_back
     if SUMMARY != "transition":
         s_v = room(STAGES, C, BV, DT)
-        tiles = tiles + ((t_v, i_hv, behind, i_v * BV, V, s_v, 1),)  # type: ignore[assignment]  # noqa: RUF005
+        tiles = tiles + ((t_v, i_hv, behind, i_v * BV, V, s_v),)  # type: ignore[assignment]  # noqa: RUF005
     if SUMMARY == "none":
         s_q_forward, s_A = room(STAGES * HALVES, C, BK, DT), room(STAGES, C, C, DT)
-        tiles = tiles + ((t_keys, i_hv, Q_FORWARD * ROWS, 0, K, s_q_forward, HALVES), (t_squares, i_hv, A * ROWS, 0, C, s_A, 1))  # type: ignore[assignment]  # noqa: RUF005
+        tiles = tiles + ((t_keys, i_hv, Q_FORWARD * ROWS, 0, K, s_q_forward), (t_squares, i_hv, A * ROWS, 0, C, s_A))  # type: ignore[assignment]  # noqa: RUF005
         s_S = room(HALVES, BV, BK, DT)
         s_y, s_y_low, s_o = room_for_one(C, BV, DT), room_for_one(C, BV, DT), room_for_one(C, BV, DT)
+    s_A_low = s_A
+    if SPLIT_A and SUMMARY == "none":
+        s_A_low = room(STAGES, C, C, DT)
+        tiles = tiles + ((t_squares, i_hv, A_LOW * ROWS, 0, C, s_A_low),)  # type: ignore[assignment]  # noqa: RUF005
     s_r, s_qS, told = s_scalars, s_scalars, ready  # what the halves hand each other
     if HALVES > 1:
         s_r, told = _parts_room(TURNS * HALVES, C), _told()
         if SUMMARY == "none":
             s_qS = _parts_room(TURNS, C)
     more: gl.constexpr = 1 if SUMMARY == "none" else 0
-    columns: gl.constexpr = (2 + more) * BK * HALVES + (3 + more) * C + (0 if SUMMARY == "transition" else BV)
-    given = (
-        p_initial, p_start, p_final, t_o, p_o, t_y, t_states,
-        s_k_forward, s_k_back, s_q_forward, s_v, s_A, s_solver, s_solver_low, s_solver_rest,
-        s_scalars, s_decays, s_S, s_y, s_y_low, s_o, s_r, s_qS, told,
-        ready, free, i_v, i_hv, i_n, first, num, begin, length, ROWS,
-        HALVES, HV, K, BK, V, C, HAS_INITIAL, STORE_FINAL, SUMMARY, STAGES, BOUNDED, PLACES,
-    )  # fmt: skip
-    fetched = (
-        tiles, p_rho, p_norm2, p_end, p_start, s_scalars, s_decays, ready, free, first, num, i_hv,
-        HV, BK, C, DT_BYTES * C * columns, STAGES, False, BOUNDED, HALVES,
+    squares: gl.constexpr = 3 + more + (1 if SPLIT_A and SUMMARY == "none" else 0)
+    columns: gl.constexpr = (2 + more) * BK * HALVES + squares * C + (0 if SUMMARY == "transition" else BV)
+    shared = (
+        (s_k_forward, s_k_back, s_q_forward, s_v, s_A, s_solver, s_solver_low, s_solver_rest),
+        (s_scalars, s_decays, s_S, s_y, s_y_low, s_o, s_A_low, s_r, s_qS, told, ready, free),
     )  # fmt: skip
     if HALVES == 1:
-        gl.warp_specialize([(_run_states, (0,) + given), (_fetch, fetched)], [FETCH_WARPS], [FETCH_REGISTERS])  # noqa: RUF005
+        gl.warp_specialize(
+            [
+                (_run_states, (
+                    0, p_initial, p_start, p_final, t_o, p_o, t_y, t_states, shared, place, ROWS,
+                    HALVES, HV, K, BK, V, C, HAS_INITIAL, STORE_FINAL, SUMMARY, STAGES, BOUNDED, PLACES, SPLIT_A,
+                )),
+                (_fetch, (
+                    tiles, p_rho, p_norm2, p_end, p_start, s_scalars, s_decays, ready, free, first, num, i_hv,
+                    HV, BK, C, DT_BYTES * C * columns, STAGES, False, BOUNDED, HALVES,
+                )),
+            ],
+            [FETCH_WARPS],
+            [FETCH_REGISTERS],
+        )  # fmt: skip
     else:
         gl.warp_specialize(
-            [(_run_states, (0,) + given), (_run_states, (1,) + given), (_fetch, fetched)],  # noqa: RUF005
+            [
+                (_run_states, (
+                    0, p_initial, p_start, p_final, t_o, p_o, t_y, t_states, shared, place, ROWS,
+                    HALVES, HV, K, BK, V, C, HAS_INITIAL, STORE_FINAL, SUMMARY, STAGES, BOUNDED, PLACES, SPLIT_A,
+                )),
+                (_run_states, (
+                    1, p_initial, p_start, p_final, t_o, p_o, t_y, t_states, shared, place, ROWS,
+                    HALVES, HV, K, BK, V, C, HAS_INITIAL, STORE_FINAL, SUMMARY, STAGES, BOUNDED, PLACES, SPLIT_A,
+                )),
+                (_fetch, (
+                    tiles, p_rho, p_norm2, p_end, p_start, s_scalars, s_decays, ready, free, first, num, i_hv,
+                    HV, BK, C, DT_BYTES * C * columns, STAGES, False, BOUNDED, HALVES,
+                )),
+            ],
             [HALF_WARPS, FETCH_WARPS],
             [HALF_REGISTERS, FETCH_REGISTERS],
-        )
+        )  # fmt: skip
 
 
 @gluon.jit
 def _run_gradients(
-    half: gl.constexpr,
-    p_dfinal, p_end, p_dinitial, t_dv, p_dv, t_dstates,
-    s_k_forward, s_k_back, s_q_forward, s_do, s_A, s_solver, s_solver_low, s_solver_rest, s_scalars, s_decays, s_dS, s_dv, s_du, told,
-    ready, free, i_v, i_hv, i_n, first, num, begin, length,
+    half: gl.constexpr, p_dfinal, p_end, p_dinitial, t_dv, p_dv, t_dstates, shared, place,
     HALVES: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, BK: gl.constexpr, V: gl.constexpr, C: gl.constexpr,
     HAS_FINAL: gl.constexpr, STORE_INITIAL: gl.constexpr, SUMMARY: gl.constexpr, STAGES: gl.constexpr, BOUNDED: gl.constexpr,
     PLACES: gl.constexpr,
 ):  # fmt: skip
     """The four warps of `hopper_reverse_kernel` that compute, or those of one half of the channels."""
+    s_k_forward, s_k_back, s_q_forward, s_do, s_A, s_solver, s_solver_low, s_solver_rest = shared[0]
+    s_scalars, s_decays, s_dS, s_dv, s_du, told, ready, free = shared[1]
+    i_v, i_hv, i_n, first, num, begin, length = place
     DT: gl.constexpr = s_k_back.dtype
     by_token: gl.constexpr = gl.SliceLayout(0, product(BV, C))
     by_channel: gl.constexpr = gl.SliceLayout(0, product(BV, BK))
@@ -556,9 +590,8 @@ def hopper_reverse_kernel(
     HALVES: gl.constexpr,
 ):
     """`reverse_kernel`: the gradient of the state from chunk to chunk, backwards."""
-    i_v, i_hv, i_n, first, num, begin, length = _place(
-        p_cu_seqlens, p_first, p_order, T, NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS, HV, V, C, PLACES
-    )
+    place = _place(p_cu_seqlens, p_first, p_order, T, NC, SEGMENT, FIRST_SEGMENT, NUM_SEGMENTS, HV, V, C, PLACES)
+    i_v, i_hv, _, first, num, begin, _ = place
     DT: gl.constexpr = t_keys.dtype
     behind = begin - first * C  # from a chunk's place among whole ones to that of its first token
     ready, free = barriers(STAGES, LINES_ARRIVE, HALVES)
@@ -574,31 +607,51 @@ def hopper_reverse_kernel(
     if HALVES > 1:
         s_du, told = _parts_room(TURNS * HALVES, C), _told()
     tiles = (
-        (t_do, i_hv, behind, i_v * BV, V, s_do, 1),
-        (t_keys, i_hv, K_BACK * ROWS, 0, K, s_k_back, HALVES),
-        (t_squares, i_hv, A * ROWS, 0, C, s_A, 1),
-        (t_keys, i_hv, Q_FORWARD * ROWS, 0, K, s_q_forward, HALVES),
-        (t_squares, i_hv, SOLVER_REST * ROWS, 0, C, s_solver_rest, 1),
-        (t_squares, i_hv, SOLVER_LOW * ROWS, 0, C, s_solver_low, 1),
-        (t_squares, i_hv, SOLVER * ROWS, 0, C, s_solver, 1),
-        (t_keys, i_hv, K_FORWARD * ROWS, 0, K, s_k_forward, HALVES),
+        (t_do, i_hv, behind, i_v * BV, V, s_do),
+        (t_keys, i_hv, K_BACK * ROWS, 0, K, s_k_back),
+        (t_squares, i_hv, A * ROWS, 0, C, s_A),
+        (t_keys, i_hv, Q_FORWARD * ROWS, 0, K, s_q_forward),
+        (t_squares, i_hv, SOLVER_REST * ROWS, 0, C, s_solver_rest),
+        (t_squares, i_hv, SOLVER_LOW * ROWS, 0, C, s_solver_low),
+        (t_squares, i_hv, SOLVER * ROWS, 0, C, s_solver),
+        (t_keys, i_hv, K_FORWARD * ROWS, 0, K, s_k_forward),
     )
-    given = (
-        p_dfinal, p_end, p_dinitial, t_dv, p_dv, t_dstates,
-        s_k_forward, s_k_back, s_q_forward, s_do, s_A, s_solver, s_solver_low, s_solver_rest,
-        s_scalars, s_decays, s_dS, s_dv, s_du, told,
-        ready, free, i_v, i_hv, i_n, first, num, begin, length,
-        HALVES, HV, K, BK, V, C, HAS_FINAL, STORE_INITIAL, SUMMARY, STAGES, BOUNDED, PLACES,
-    )  # fmt: skip
-    fetched = (
-        tiles, p_rho, p_norm2, p_start if BOUNDED else p_end, p_end, s_scalars, s_decays, ready, free, first, num, i_hv,
-        HV, BK, C, DT_BYTES * C * (3 * BK * HALVES + 4 * C + BV), STAGES, True, BOUNDED, HALVES,
+    columns: gl.constexpr = 3 * BK * HALVES + 4 * C + BV
+    shared = (
+        (s_k_forward, s_k_back, s_q_forward, s_do, s_A, s_solver, s_solver_low, s_solver_rest),
+        (s_scalars, s_decays, s_dS, s_dv, s_du, told, ready, free),
     )  # fmt: skip
     if HALVES == 1:
-        gl.warp_specialize([(_run_gradients, (0,) + given), (_fetch, fetched)], [FETCH_WARPS], [FETCH_REGISTERS])  # noqa: RUF005
+        gl.warp_specialize(
+            [
+                (_run_gradients, (
+                    0, p_dfinal, p_end, p_dinitial, t_dv, p_dv, t_dstates, shared, place,
+                    HALVES, HV, K, BK, V, C, HAS_FINAL, STORE_INITIAL, SUMMARY, STAGES, BOUNDED, PLACES,
+                )),
+                (_fetch, (
+                    tiles, p_rho, p_norm2, p_start if BOUNDED else p_end, p_end, s_scalars, s_decays, ready, free, first, num, i_hv,
+                    HV, BK, C, DT_BYTES * C * columns, STAGES, True, BOUNDED, HALVES,
+                )),
+            ],
+            [FETCH_WARPS],
+            [FETCH_REGISTERS],
+        )  # fmt: skip
     else:
         gl.warp_specialize(
-            [(_run_gradients, (0,) + given), (_run_gradients, (1,) + given), (_fetch, fetched)],  # noqa: RUF005
+            [
+                (_run_gradients, (
+                    0, p_dfinal, p_end, p_dinitial, t_dv, p_dv, t_dstates, shared, place,
+                    HALVES, HV, K, BK, V, C, HAS_FINAL, STORE_INITIAL, SUMMARY, STAGES, BOUNDED, PLACES,
+                )),
+                (_run_gradients, (
+                    1, p_dfinal, p_end, p_dinitial, t_dv, p_dv, t_dstates, shared, place,
+                    HALVES, HV, K, BK, V, C, HAS_FINAL, STORE_INITIAL, SUMMARY, STAGES, BOUNDED, PLACES,
+                )),
+                (_fetch, (
+                    tiles, p_rho, p_norm2, p_start if BOUNDED else p_end, p_end, s_scalars, s_decays, ready, free, first, num, i_hv,
+                    HV, BK, C, DT_BYTES * C * columns, STAGES, True, BOUNDED, HALVES,
+                )),
+            ],
             [HALF_WARPS, FETCH_WARPS],
             [HALF_REGISTERS, FETCH_REGISTERS],
-        )
+        )  # fmt: skip

@@ -19,6 +19,7 @@ from ckda.ops.triton.tile import ROUND
 
 __all__ = [
     "AFTER",
+    "A_LOW",
     "BORDERS",
     "DT_BYTES",
     "FETCH_REGISTERS",
@@ -66,9 +67,9 @@ __all__ = [
 ]
 
 DT_BYTES = gl.constexpr(2)
-# parts of t_keys and t_squares, each of ROWS rows: KEYS and SQUARES of ckda/ops/triton/plan.py
+# parts of t_keys and t_squares, each of ROWS rows: KEYS, SQUARES and A_low of ckda/ops/triton/plan.py
 Q_FORWARD, K_FORWARD, K_BACK, FORWARD, NUM_KEYS = (gl.constexpr(i) for i in range(5))
-A, SOLVER, SOLVER_LOW, SOLVER_REST = (gl.constexpr(i) for i in range(4))
+A, SOLVER, SOLVER_LOW, SOLVER_REST, A_LOW = (gl.constexpr(i) for i in range(5))
 # the matrices of `store_spans`: logs through a token, after it, and from here on a matrix for the borders of each level; then,
 # where there are blocks, those of a token's block through it and through the block's middle
 THROUGH, AFTER, BORDERS = (gl.constexpr(i) for i in range(3))
