@@ -97,7 +97,14 @@ ROWS = (
 )
 
 #: kernels that exist by name only, until a GPU has shown that they are right and faster, each beside what is chosen now
-CANDIDATES: tuple[Row, ...] = ()
+CANDIDATES = (
+    Row("8 heads of 256, by name", H=8, HV=8, K=256, V=256, backend="triton-hopper", at_most=1.8),
+    Row("8 heads of 256 x 128", H=8, HV=8, K=256),
+    Row("8 heads of 256 x 128, by name", H=8, HV=8, K=256, backend="triton-hopper"),
+    Row("8 heads of 128 x 256", H=8, HV=8, V=256),
+    Row("32 heads of 64, float16", H=32, HV=32, K=64, V=64, dtype="float16"),
+    Row("32 heads of 64, float16, by name", H=32, HV=32, K=64, V=64, dtype="float16", backend="triton-hopper"),
+)
 
 
 def _logs(row: Row, random: torch.Generator, device: str) -> Tensor:
