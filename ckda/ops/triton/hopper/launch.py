@@ -217,27 +217,27 @@ def gradients(w: Work, o: Tensor, do: Tensor, passed: Passed) -> tuple[list[Laun
     """The end of the backward, one program a multiprocessor, or two where heads have up to 64 channels; the portable kernels for
     what it does not hold."""
     call, p, x, _ = w
-    if p.V > MAX_WIDTH or p.K > MAX_WIDTH:
+    if p.V > MAX_WIDTH and _halves(p) == 1:
         return portable.gradients(w, o, do, passed)
     out = gradient_outputs(w, p.dtype)
-    width = 64 if p.V <= 64 else 128
+    width, channels = 64 if p.V <= 64 else 128, min(p.width, MAX_WIDTH)
     values = {"do": do, "dv": passed.dv, "v": aligned(call.v), "o": aligned(o), "y": x.y}
     raw = {"q": call.q, "k": call.k}
     arguments = _gate_arguments(w) | _place_arguments(w)
     arguments |= {f"t_{name}": _tiles(value, p.C, width) for name, value in values.items()}
-    arguments |= {f"t_{n}": None if p.bounded else _tiles(aligned(value), p.C, p.width) for n, value in raw.items()}
+    arguments |= {f"t_{n}": None if p.bounded else _tiles(aligned(value), p.C, channels) for n, value in raw.items()}
     arguments |= {
-        "t_states": _state_tiles(x.states, width, p.width),
-        "t_dstates": _state_tiles(passed.dstates, width, p.width),
-        "t_keys": _tiles(x.keys, p.C, p.width) if p.bounded else None,
-        "t_g": _tiles(aligned(call.g), p.C, p.width),
+        "t_states": _state_tiles(x.states, width, channels),
+        "t_dstates": _state_tiles(passed.dstates, width, channels),
+        "t_keys": _tiles(x.keys, p.C, channels) if p.bounded else None,
+        "t_g": _tiles(aligned(call.g), p.C, channels),
         "p_A": x.squares if p.given else None,
         "p_G": x.G if p.given else None,
         "p_rho": x.rho,
         "p_norms": x.norms,
-        "t_dq": _tiles(out["p_dq"], p.C, p.width),
-        "t_dk": _tiles(out["p_dk"], p.C, p.width),
-        "t_dg": _tiles(out["p_dg"], p.C, p.width) if call.g.dtype == p.dtype else None,
+        "t_dq": _tiles(out["p_dq"], p.C, channels),
+        "t_dk": _tiles(out["p_dk"], p.C, channels),
+        "t_dg": _tiles(out["p_dg"], p.C, channels) if call.g.dtype == p.dtype else None,
         "p_dq": out["p_dq"] if p.padded else None,
         "p_dk": out["p_dk"] if p.padded else None,
         "p_dg": out["p_dg"] if p.padded or call.g.dtype != p.dtype else None,
@@ -246,10 +246,12 @@ def gradients(w: Work, o: Tensor, do: Tensor, passed: Passed) -> tuple[list[Laun
         "p_dlog_rate": out["p_dlog_rate"],
         "p_dbias": out["p_dbias"],
         "V": p.V,
+        "BK": channels,
         "BV": width,
+        "HALVES": _halves(p),
     }
     at_a_time, maxnreg = (2, PAIR_REGISTERS) if p.width == NARROW else (1, None)
-    programs = min(p.slots * p.HV, at_a_time * _multiprocessors(do.device))
+    programs = min(p.slots * p.HV * _halves(p), at_a_time * _multiprocessors(do.device))
     return [
-        Launch(hopper_gradient_kernel, (programs,), arguments, num_warps=p.width // WARP_ROWS, maxnreg=maxnreg)
+        Launch(hopper_gradient_kernel, (programs,), arguments, num_warps=channels // WARP_ROWS, maxnreg=maxnreg)
     ], out

@@ -154,12 +154,12 @@ def send_tile(t_x, head, row, column, width: gl.constexpr, s_x):
 
 
 @gluon.jit
-def fetch_state(t_x, item, row, height: gl.constexpr, bar, s_x):
+def fetch_state(t_x, item, row, column, height: gl.constexpr, bar, s_x):
     """A tile of a state of that many values on its way into shared memory."""
     if by_heads(t_x):
-        tma.async_copy_global_to_shared(t_x, [item, row, 0], bar, _one_head(t_x, s_x))
+        tma.async_copy_global_to_shared(t_x, [item, row, column], bar, _one_head(t_x, s_x))
     else:
-        tma.async_copy_global_to_shared(t_x, [item * height + row, 0], bar, s_x)
+        tma.async_copy_global_to_shared(t_x, [item * height + row, column], bar, s_x)
 
 
 @gluon.jit
