@@ -126,15 +126,6 @@ def _column_of(item, BK: gl.constexpr, HALVES: gl.constexpr):
 
 
 @gluon.jit
-def _from_column(p_x, column, HALVES: gl.constexpr):
-    """Pointers to a head's channels, moved to an item's; None stays None."""
-    if HALVES == 1 or p_x is None:
-        return p_x
-    else:
-        return p_x + column
-
-
-@gluon.jit
 def _fetch(
     t_states, t_dstates, t_do, t_dv, t_v, t_o, t_y, t_q, t_k, t_keys, t_g,
     p_starts, p_ends, p_rho, p_norms, s_S, s_dS, s_values, s_channels, s_g, s_scalars, ready, free, num_chunks, ROWS, T, NC,
@@ -412,8 +403,7 @@ def _run(
         o_line = (begin + b_row).to(gl.int64) * HV + i_hv
         if BETA_RANGE > 0:
             b_beta = gl.load(p_beta + o_line, mask=b_row < num, other=0.0).to(gl.float32)
-        p_bias = _from_column(p_dt_bias, column, HALVES)
-        b_rate, b_bias = head_gate(p_A_log, p_bias, i_hv, K, BK, C, HAS_A_LOG, HAS_DT_BIAS)
+        b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, column, K, BK, C, HAS_A_LOG, HAS_DT_BIAS)
         LOW: gl.constexpr = gl.float16 == DT or GATE == "none"  # whose gradients have the digits for it
         if NV == 2:
             (
@@ -506,8 +496,7 @@ def _run(
                 b_negative = b_negative & (b_token < num)
             b_last = gl.full([BK], 1.0, gl.float32, by_channel)
             if SIGNED == "given":
-                p_signs = _from_column(p_sign, column, HALVES)
-                b_negative = channel_tile(p_signs, begin, num, i_hv, 1, K, BK, C, HV, PLACES) < 0
+                b_negative = channel_tile(p_sign, begin, num, i_hv, column, 1, K, BK, C, HV, PLACES) < 0
             if SIGNED != "no":
                 b_count = times(gl.where(b_negative, 1.0, 0.0).to(DT), s_M.index(THROUGH), BK, C)
                 b_count = warpgroup_mma_wait(0, deps=[b_count])
@@ -520,7 +509,7 @@ def _run(
                 b_reach = gl.sum(b_k.to(gl.float32) * _to_end(b_log, s_M, BK, C) * b_last[:, None] * b_dk, 0)
             b_erase = gl.full([1, 1], 1.0, gl.float32, P)
             if ERASE:
-                b_erase = channel_tile(p_erase, begin, num, i_hv, 0.0, K, BK, C, HV, PLACES).to(gl.float32)
+                b_erase = channel_tile(p_erase, begin, num, i_hv, column, 0.0, K, BK, C, HV, PLACES).to(gl.float32)
             b_dq, b_drow, b_dk, b_dlog, b_through = _unbounded_channels(
                 b_dq,
                 b_drow,
@@ -544,7 +533,7 @@ def _run(
             b_q, b_k = b_q.to(gl.float32), b_k.to(gl.float32)
         if ERASE:
             if BOUNDED:
-                b_erase = channel_tile(p_erase, begin, num, i_hv, 0.0, K, BK, C, HV, PLACES).to(gl.float32)
+                b_erase = channel_tile(p_erase, begin, num, i_hv, column, 0.0, K, BK, C, HV, PLACES).to(gl.float32)
             o_erase = (gl.cast(begin, gl.int64) * HV + i_hv) * K
             p_tile = p_derase + o_erase + (b_token * (HV * K) + b_channel[:, None])
             m_erase = (b_token < num) & (b_channel[:, None] < K)

@@ -224,12 +224,12 @@ def _run(
         b_beta = gl.full([C], 1.0, gl.float32, by_row)
         b_erase = gl.full([1, 1], 1.0, gl.float32, P)
         if ERASE:
-            b_erase = channel_tile(p_erase, begin, num, i_hv, 0.0, K, BK, C, HV, PLACES).to(gl.float32)
+            b_erase = channel_tile(p_erase, begin, num, i_hv, 0, 0.0, K, BK, C, HV, PLACES).to(gl.float32)
         else:
             b_beta = gl.load(p_beta + (begin + b_row).to(gl.int64) * HV + i_hv, mask=b_row < num, other=0.0).to(
                 gl.float32
             )
-        b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, K, BK, C, HAS_A_LOG, HAS_DT_BIAS)
+        b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, 0, K, BK, C, HAS_A_LOG, HAS_DT_BIAS)
         mbarrier.wait(ready.index(slot), (n // STAGES) & 1)
         clear_behind(s_in, slot * PAIR, PAIR, num, R, PLACES)
 
@@ -238,7 +238,7 @@ def _run(
         b_log, b_negative = log_gate(b_g, b_rate, b_bias, GATE, False)
         b_log = held_log(b_log, DT)
         if SIGNED == "given":
-            b_negative = channel_tile(p_sign, begin, num, i_hv, 1, K, BK, C, HV, PLACES) < 0
+            b_negative = channel_tile(p_sign, begin, num, i_hv, 0, 1, K, BK, C, HV, PLACES) < 0
         if (
             PLACES != "whole"
         ):  # what lies behind a sequence is another one's: nothing of it may be seen, not even that it is NaN

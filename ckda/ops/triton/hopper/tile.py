@@ -319,13 +319,13 @@ def clear_behind(s_tiles, first, end: gl.constexpr, num, LAYOUT: gl.constexpr, P
 
 @gluon.jit
 def channel_tile(
-    p_x, begin, num, i_hv, other, K: gl.constexpr, BK: gl.constexpr, C: gl.constexpr, HV: gl.constexpr, PLACES: gl.constexpr
+    p_x, begin, num, i_hv, column, other, K: gl.constexpr, BK: gl.constexpr, C: gl.constexpr, HV: gl.constexpr, PLACES: gl.constexpr
 ):  # fmt: skip
-    """[BK, C] of [B * T, HV, K]: a chunk's tokens, without the accelerator; `other` where there is nothing."""
+    """[BK, C] of [B * T, HV, K]: a chunk's tokens, channels from `column` on, without the accelerator; `other` beyond the ends."""
     b_token = gl.arange(0, C, gl.SliceLayout(0, product(BK, C)))[None, :]
     b_channel = gl.arange(0, BK, gl.SliceLayout(1, product(BK, C)))[:, None]
     p_x += (gl.cast(begin, gl.int64) * HV + i_hv) * K  # offsets in a tile stay in 32 bits
-    o_x = b_token * (HV * K) + b_channel
+    o_x = b_token * (HV * K) + b_channel + column
     if PLACES == "whole" and K == BK:
         return gl.load(p_x + o_x)
     else:
@@ -346,9 +346,10 @@ def barriers(STAGES: gl.constexpr, ARRIVALS: gl.constexpr, USERS: gl.constexpr):
 
 @gluon.jit
 def head_gate(
-    p_A_log, p_dt_bias, i_hv, K: gl.constexpr, BK: gl.constexpr, C: gl.constexpr, HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr
+    p_A_log, p_dt_bias, i_hv, column,
+    K: gl.constexpr, BK: gl.constexpr, C: gl.constexpr, HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr,
 ):  # fmt: skip
-    """The head's rate exp(A_log) [1, 1] and bias [BK, 1] of the channels."""
+    """The head's rate exp(A_log) [1, 1] and bias [BK, 1] of the channels from `column` on."""
     by_channel: gl.constexpr = gl.SliceLayout(1, product(BK, C))
     b_rate = gl.full([1, 1], 1.0, gl.float32, product(BK, C))
     b_bias = gl.zeros([BK], gl.float32, by_channel)[:, None]
@@ -356,5 +357,7 @@ def head_gate(
         b_rate *= gl.exp(gl.load(p_A_log + i_hv).to(gl.float32))
     if HAS_DT_BIAS:
         b_channel = gl.arange(0, BK, by_channel)
-        b_bias += gl.load(p_dt_bias + i_hv * K + b_channel, mask=b_channel < K, other=0.0).to(gl.float32)[:, None]
+        b_bias += gl.load(p_dt_bias + i_hv * K + column + b_channel, mask=b_channel < K, other=0.0).to(gl.float32)[
+            :, None
+        ]
     return b_rate, b_bias
