@@ -178,11 +178,11 @@ def _tell(row: dict, shape: Shape) -> None:
 
 def _sweep_rows(args: argparse.Namespace) -> tuple[sweep.Row, ...]:
     """The rows that are asked for, the main one first."""
-    known = sweep.ROWS + sweep.CANDIDATES
+    known: tuple[sweep.Row, ...] = sweep.ROWS + sweep.CANDIDATES
     unknown = set(args.row or ()) - {row.name for row in known}
     if unknown:
         raise ValueError(f"--row {', '.join(sorted(unknown))}: there are {', '.join(row.name for row in known)}")
-    rows = known if args.row or args.candidates else sweep.ROWS
+    rows: tuple[sweep.Row, ...] = known if args.row or args.candidates else sweep.ROWS
     if args.row:
         rows = tuple(row for row in rows if row.name in (sweep.MAIN.name, *args.row))
     if args.smoke:

@@ -13,6 +13,7 @@ Layouts, races between threads of one warp group and the matrix unit's shorter s
 """
 
 import math
+import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -242,7 +243,7 @@ class Program:
             self.over.set()
         if able and self.error is None:
             later = [part for part in able if part is not current]
-            chosen = (later or able)[-1]
+            chosen = RANDOM[0].choice(able) if RANDOM else (later or able)[-1]
             if chosen is current:
                 return
             current.go.clear()
@@ -252,8 +253,14 @@ class Program:
             if self.error is not None:
                 raise RuntimeError("another part of the program failed")
 
+    def pause(self) -> None:
+        """Let others go first, where turns are drawn."""
+        if RANDOM and self.parts:
+            self.switch(_HERE.part)
+
     def wait_until(self, ready: Callable[[], bool]) -> None:
         part = _HERE.part
+        self.pause()
         while not ready():
             part.ready = ready
             self.switch(part)
@@ -280,6 +287,7 @@ class Program:
 
 
 _HERE = threading.local()
+RANDOM: list[random.Random] = []  # with one in it, who goes on is drawn at every wait and every arrival
 
 
 class Barrier:
@@ -319,12 +327,17 @@ def _wait(bar: Barrier, phase: Any) -> None:
     _HERE.program.wait_until(lambda: bar.phase != int(phase))
 
 
+def _arrive(bar: Barrier, count: Any = 1) -> None:
+    bar.arrive(int(count))
+    _HERE.program.pause()
+
+
 MBARRIER = SimpleNamespace(
     MBarrierLayout=lambda: "barriers",
     init=lambda bar, count: bar.init(count),
     wait=_wait,
     expect=_expect,
-    arrive=lambda bar, count=1: bar.arrive(int(count)),
+    arrive=_arrive,
 )
 
 

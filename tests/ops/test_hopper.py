@@ -1,5 +1,6 @@
 """Hopper's kernels by the 2x rule: on a CPU by plain torch (tests/ops/gluon.py); on a GPU those that are chosen by name only."""
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -63,6 +64,17 @@ def test_long_sequences_of_wide_heads_are_split(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(plan, "SPLIT_FROM", 3)
     monkeypatch.setattr(plan, "SEGMENT", 1)
     check_kernels([compare(_call({"T": 128, **WIDE, "V": 64, "initial": True}), "triton-hopper")])
+
+
+@on_a_cpu
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("seed", range(3))
+def test_no_order_of_the_warps_hangs_or_changes_a_bit(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both halves and the warp that fetches, in turns that are drawn."""
+    call = _call({"T": 192, **WIDE, "V": 64, "initial": True})
+    wanted = run(call, "triton-hopper")
+    monkeypatch.setattr(gluon, "RANDOM", [random.Random(seed)])
+    assert_same_bits(run(call, "triton-hopper"), wanted)
 
 
 @on_a_cpu
