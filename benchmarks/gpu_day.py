@@ -70,7 +70,7 @@ class Names:
 def _pytest(words: list[str], plugin: Any) -> None:
     import pytest
 
-    pytest.main([*words, "-q", "-p", "no:cacheprovider", "-n", "0"], plugins=[plugin])
+    pytest.main([*words, "-q", "-p", "no:cacheprovider"], plugins=[plugin])
 
 
 def known_outcomes(folder: Path) -> dict[str, dict[str, Any]]:
