@@ -240,8 +240,8 @@ def _unbounded_channels(
 ):  # fmt: skip
     """The same from q and k as used (rounded, signs included) and the logs, border by border: `_unbounded_gradients`.
 
-    Without ERASE keys as rows and as columns are one: all of dk is in b_dk, to spare registers. `levels` is LEVELS, which the
-    compiler shall not know: it would unroll the loop, and what does not fit the registers then goes by way of the second cache.
+    Without ERASE keys as rows and as columns are one: all of dk is in b_dk, to spare registers. `levels` is LEVELS as a
+    number of the run time: a constant would let the compiler unroll the loop, and what then does not fit the registers spills.
     """
     b_token = gl.arange(0, C, gl.SliceLayout(0, product(BK, C)))[None, :]
     b_high = rounded(b_log, s_M.dtype)
@@ -398,7 +398,9 @@ def _run(
         column = _column_of(item, BK, HALVES)
         chunk, i_hv = place // HV, place % HV
         following = gl.minimum(item + gl.num_programs(0), num_chunks * HV * HALVES - 1) // (HV * HALVES)
-        next_begin, next_num = chunk_place(following, p_starts, p_ends, T, NC, C, PLACES)  # early: nobody waits for it
+        next_begin, next_num = chunk_place(
+            following, p_starts, p_ends, T, NC, C, PLACES
+        )  # loaded a chunk ahead of its use
         b_row = gl.arange(0, C, by_row)
         o_line = (begin + b_row).to(gl.int64) * HV + i_hv
         if BETA_RANGE > 0:

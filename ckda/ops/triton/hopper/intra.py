@@ -144,7 +144,8 @@ def _border_products(
     b_q, b_k, b_erase, b_log, b_high, b_low, b_diagonal, s_out, s_M,
     Q: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, BASE: gl.constexpr,
 ):  # fmt: skip
-    """A and G block by block and then border by border (`_unbounded_products`), by way of two pairs of tiles that take turns."""
+    """A and G: pairs within blocks first, then border by border (`_unbounded_products`). A border's decayed tiles lie in shared
+    memory, in two places that are used in turn."""
     b_token = gl.arange(0, C, gl.SliceLayout(0, b_q.type.layout))[None, :]
     BK: gl.constexpr = b_q.shape[0]
     b_row = gl.arange(0, C, gl.SliceLayout(1, Q))[:, None]
@@ -218,7 +219,9 @@ def _run(
         chunk, i_hv = item // HV, item % HV
         slot, row = n % STAGES, chunk * C
         following = gl.minimum(item + gl.num_programs(0), num_chunks * HV - 1) // HV
-        next_begin, next_num = chunk_place(following, p_starts, p_ends, T, NC, C, PLACES)  # early: nobody waits for it
+        next_begin, next_num = chunk_place(
+            following, p_starts, p_ends, T, NC, C, PLACES
+        )  # loaded a chunk ahead of its use
         b_row = gl.arange(0, C, by_row)
         o_line = (row + b_row).to(gl.int64) * HV + i_hv
         b_beta = gl.full([C], 1.0, gl.float32, by_row)

@@ -1,4 +1,4 @@
-"""The launches of the kernels for Hopper. Doors and names are those of ckda/ops/triton/portable/launch.py."""
+"""The launches of the kernels for Hopper. Functions and names are those of ckda/ops/triton/portable/launch.py."""
 
 from functools import cache
 from typing import Any

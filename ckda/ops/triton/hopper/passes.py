@@ -1,10 +1,11 @@
 """The two passes over the chunks for Hopper, in Triton's lower-level dialect (Gluon): the sums of `state_kernel` and
-`reverse_kernel`, for bfloat16.
+`reverse_kernel`, for bfloat16 and float16.
 
 Few programs run at a time here, each a long chain of small products, so what counts is how long one chunk takes. One warp fetches
-the tiles ahead (tensor memory accelerator), four compute. Results leave by the same way, products that nobody waits for run
-while others are awaited, and nothing but a tile on its way out passes through shared memory. Everything is transposed, [values,
-channels] or [values, tokens]: 64 value columns are the height of the matrix instruction.
+the tiles of the next chunks by the tensor memory accelerator, four warps compute, and results leave by the accelerator too. A
+product is begun as soon as its operands are there; its result is awaited only where it is read, and the next product is
+begun before. Between products everything stays in registers: shared memory holds what comes and what leaves. Tiles are
+transposed, [values, channels] or [values, tokens]: 64 value columns are the height of the matrix instruction.
 
 Heads of 256 channels (HALVES = 2): eight warps compute, four for each half of the state's channels. Columns of the state never
 meet, rows do, in two sums over channels a chunk: k_forward S and q_forward S (backwards k_back dS). Each half adds its part of

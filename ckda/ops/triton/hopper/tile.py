@@ -74,7 +74,9 @@ A, SOLVER, SOLVER_LOW, SOLVER_REST, A_LOW = (gl.constexpr(i) for i in range(5))
 # where there are blocks, those of a token's block through it and through the block's middle
 THROUGH, AFTER, BORDERS = (gl.constexpr(i) for i in range(3))
 FETCH_WARPS = gl.constexpr(1)  # that fetch the tiles ahead, beside those that compute
-FETCH_REGISTERS = gl.constexpr(24)  # a thread of theirs, the least there is: the others get the rest
+FETCH_REGISTERS = gl.constexpr(
+    24
+)  # a thread of theirs, the fewest that can be set: the warps that compute get the others
 # arrivals that a barrier waits for: the accelerator's bytes are one; where lines come too, so are the copies of 32 threads
 TILES_ARRIVE, LINES_ARRIVE = gl.constexpr(1), gl.constexpr(33)
 USED_ARRIVE = gl.constexpr(1)  # that tiles are used up is said once, by each part of a program that uses them
