@@ -32,6 +32,10 @@ CASES: dict[str, dict[str, Any]] = {
     "float16, narrow": {"T": 64, "K": 64, "V": 64, "dtype": FP16, "gate": "softplus"},
     "256 x 256": {"T": 96, **WIDE, "A_log": True, "dt_bias": True, "initial": True},
     "256 x 64, softplus": {"T": 64, **WIDE, "V": 64, "gate": "softplus", "A_log": True, "initial": True},
+    "256 x 200, broken chunk": {"T": 70, **WIDE, "V": 200, "gate_dtype": torch.float32, "initial": True},
+    "256 x 256, packed": {"T": 70, **WIDE, "gate": None, "beta_range": 2, "cu_seqlens": [0, 0, 33, 34, 70]},
+    "256 x 192, float16": {"T": 40, **WIDE, "V": 192, "dtype": FP16, "initial": True},
+    "256 x 96, separate, groups": {"T": 40, **WIDE, "V": 96, "separate": True, "H": 1, "HV": 2},
     "256 x 128, sigmoid": {"T": 64, **WIDE, "V": 128, "gate": "sigmoid", "beta_range": 1},
 }
 

@@ -638,6 +638,7 @@ def test_when_the_kernels_for_hopper_serve_a_call(monkeypatch: pytest.MonkeyPatc
         "logits of beta": {"beta_range": None, "V": 256},
         "no packing": {"cu_seqlens": [0, 64], "V": 256},
         "K = 64, 128 or 256": {"K": 96, "V": 256},
+        "256 channels take logits of beta": {"K": 256, "beta_range": None},
         "take bfloat16": {"dtype": torch.float16, "K": 128, "V": 256},
         "bfloat16 or float16": {"dtype": torch.float32},
     }

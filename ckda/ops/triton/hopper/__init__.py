@@ -58,8 +58,15 @@ def unfit(call: Call) -> str | None:
         return "q, k and v must be bfloat16 or float16"
     if not (MIN_WIDTH <= K <= MAX_WIDTH or K == WIDE) or V < MIN_WIDTH or K % STEP or V % STEP:
         return f"heads must have K from {MIN_WIDTH} to {MAX_WIDTH} or {WIDE}, and V from {MIN_WIDTH} on, multiples of {STEP}"
-    if (K > MAX_WIDTH or V > MAX_WIDTH) and (
-        K not in (64, 128, WIDE)
+    if K == WIDE:
+        given = call.beta is not None and not call.beta_range
+        return (
+            f"{WIDE} channels take logits of beta, or separate gates, and up to {WIDE} values"
+            if given or V > WIDE
+            else None
+        )
+    if V > MAX_WIDTH and (
+        K not in (64, 128)
         or V % BV
         or T % CHUNK
         or call.v.dtype != torch.bfloat16
@@ -67,7 +74,7 @@ def unfit(call: Call) -> str | None:
         or not call.beta_range
     ):
         return (
-            f"more than {MAX_WIDTH} channels or values take bfloat16, K = 64, 128 or {WIDE}, V a multiple of {BV}, "
+            f"more than {MAX_WIDTH} values take bfloat16, K = 64, 128 or {WIDE}, V a multiple of {BV}, "
             "whole chunks, no packing and logits of beta"
         )
     return None

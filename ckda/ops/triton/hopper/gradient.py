@@ -341,12 +341,13 @@ def _token_sums(s_values, R: gl.constexpr):
 
 @gluon.jit
 def _earlier_values(
-    s_S, s_dS, s_values, ready, free, by_channel: gl.constexpr, R: gl.constexpr, Q: gl.constexpr,
-    BK: gl.constexpr, C: gl.constexpr, LOW: gl.constexpr,
+    s_S, s_dS, s_values, ready, free, num, by_channel: gl.constexpr, R: gl.constexpr, Q: gl.constexpr,
+    BK: gl.constexpr, C: gl.constexpr, LOW: gl.constexpr, PLACES: gl.constexpr,
 ):  # fmt: skip
     """What the first part of the values contracts, where there are two: sums that the second part is added to."""
     L: gl.constexpr = left_operand(BK, C)
     mbarrier.wait(ready.index(VALUES), 0)
+    clear_behind(s_values, DO, O + 1, num, R, PLACES)
     b_S, b_dS = s_S.permute((1, 0)).load(L), s_dS.permute((1, 0)).load(L)
     b_dq = times(b_S, s_values.index(DO).permute((1, 0)), BK, C)
     b_drow = times(b_S, s_values.index(DV).permute((1, 0)), BK, C)
@@ -411,7 +412,7 @@ def _run(
             (
                 b_dq_before, b_drow_before, b_dk_before, b_through_before, b_D_before, b_dA_before,
                 b_diagonal_before, b_y_dv_before, b_v_dv_before, b_q_dq_before,
-            ) = _earlier_values(s_S, s_dS, s_values, ready, free, by_channel, R, Q, BK, C, LOW)  # fmt: skip
+            ) = _earlier_values(s_S, s_dS, s_values, ready, free, num, by_channel, R, Q, BK, C, LOW, PLACES)  # fmt: skip
         mbarrier.wait(ready.index(VALUES), phase if NV == 1 else 1)
         clear_behind(s_values, DO, O + 1, num, R, PLACES)  # do, dv, v and o
 
@@ -536,7 +537,7 @@ def _run(
         if ERASE:
             if BOUNDED:
                 b_erase = channel_tile(p_erase, begin, num, i_hv, column, 0.0, K, BK, C, HV, PLACES).to(gl.float32)
-            o_erase = (gl.cast(begin, gl.int64) * HV + i_hv) * K
+            o_erase = (gl.cast(begin, gl.int64) * HV + i_hv) * K + column
             p_tile = p_derase + o_erase + (b_token * (HV * K) + b_channel[:, None])
             m_erase = (b_token < num) & (b_channel[:, None] < K)
             gl.store(p_tile, (b_k * b_drow).to(p_derase.dtype.element_ty), mask=m_erase)
@@ -665,7 +666,7 @@ def hopper_gradient_kernel(
     LEVELS: gl.constexpr,  # log2 of C
     BOUNDED: gl.constexpr,
     PLACES: gl.constexpr,  # "whole", "ragged" (T is no multiple of C) or "packed"
-    HALVES: gl.constexpr,  # of K, each of BK channels; more than one only for whole chunks and logits of beta
+    HALVES: gl.constexpr,  # of K, each of BK channels; more than one not where beta is given
 ):
     """All gradients but dv, chunk by chunk."""
     ready = gl.allocate_shared_memory(gl.int64, [PARTS, 1], mbarrier.MBarrierLayout())
