@@ -90,7 +90,7 @@ def with_states(
     return o, state_out(state, v_first) if final else None, states.mT.contiguous() if v_first else states
 
 
-def _tokens(arguments: dict[str, Any]) -> dict[str, Tensor]:
+def _tokens(arguments: dict[str, Any]) -> dict[str, Any]:
     """What has a time axis."""
     return {name: arguments[name] for name in ("q", "k", "v", "g", "beta")}
 

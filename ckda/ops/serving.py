@@ -22,8 +22,6 @@ from ckda.ops import complex_kda, complex_kda_step
 
 __all__ = ["prefill", "states_every", "step", "verify"]
 
-_TOKENS = ("q", "k", "v", "g", "beta")
-
 
 @torch.no_grad()
 def prefill(
@@ -56,11 +54,12 @@ def prefill(
     state = _read(pool, slots, v, v_first)
     if fresh is not None:
         state = state.masked_fill(fresh.view(N, 1, 1, 1), 0.0)
-    o, state = complex_kda(
+    o, following = complex_kda(
         q, k, v, g, beta, cu_seqlens=cu_seqlens, initial_state=state, output_final_state=True, **options
     )
+    assert following is not None
     rows = _stand_in(slots >= 0)
-    _write(pool, slots, rows, state[rows], v_first)
+    _write(pool, slots, rows, following[rows], v_first)
     return o
 
 
@@ -87,8 +86,8 @@ def step(
     """
     slots = _checked(pool, slots, (q.shape[0],), k, v, v_first)
     rows = _stand_in(slots >= 0)
-    tokens = {name: x[rows] for name, x in zip(_TOKENS, (q, k, v, g, beta), strict=True)}
-    o, state = complex_kda_step(**tokens, state=_read(pool, slots[rows], v, v_first), **options)
+    state = _read(pool, slots[rows], v, v_first)
+    o, state = complex_kda_step(q[rows], k[rows], v[rows], g[rows], beta[rows], state, **options)
     _write(pool, slots, rows, state, v_first)
     return o
 
@@ -137,8 +136,7 @@ def verify(
         slot = torch.where(here, slots[:, t], -1)
         rows = _stand_in(slot >= 0)
         at = (starts + t).clamp(max=total - 1)
-        tokens = {name: x[at] for name, x in zip(_TOKENS, (q, k, v, g, beta), strict=True)}
-        o_t, following = complex_kda_step(**tokens, state=state, **options)
+        o_t, following = complex_kda_step(q[at], k[at], v[at], g[at], beta[at], state, **options)
         o[torch.where(here, at, total)] = o_t
         _write(pool, slot, rows, following[rows], v_first)
         state = torch.where(here.view(N, 1, 1, 1), following, state)
@@ -174,26 +172,26 @@ def states_every(
     if start is None:
         wide = torch.promote_types(v.dtype, torch.float32)
         start = v.new_zeros(N, v.shape[2], q.shape[3], v.shape[3], dtype=wide)
-    tokens = dict(zip(_TOKENS, (q, k, v, g, beta), strict=True))
+    tokens = [q, k, v, g, beta]
     if cu_seqlens is None:
         return _piece_by_piece(tokens, start, num_tokens, options)
     bounds, parts = cu_seqlens.tolist(), []
     for n in range(N):
-        here = {name: x[:, bounds[n] : bounds[n + 1]] for name, x in tokens.items()}
+        here = [x[:, bounds[n] : bounds[n + 1]] for x in tokens]
         parts.append(_piece_by_piece(here, start[n : n + 1], num_tokens, options))
     o, state, states = (torch.cat(x, dim) for x, dim in zip(zip(*parts, strict=True), (1, 0, 1), strict=True))
     return o, state, states
 
 
 def _piece_by_piece(
-    tokens: dict[str, Tensor], state: Tensor, num_tokens: int, options: dict[str, Any]
+    tokens: list[Tensor], state: Tensor, num_tokens: int, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """:func:`states_every` of sequences of one length; nothing for those without tokens."""
-    v, outputs, states = tokens["v"], [tokens["v"][:, :0]], [state.unsqueeze(1)[:, :0]]
-    for t in range(0, v.shape[1], num_tokens):
-        here = {name: x[:, t : t + num_tokens] for name, x in tokens.items()}
+    outputs, states = [tokens[2][:, :0]], [state.unsqueeze(1)[:, :0]]
+    for t in range(0, tokens[2].shape[1], num_tokens):
+        q, k, v, g, beta = (x[:, t : t + num_tokens] for x in tokens)
         states.append(state.unsqueeze(1))
-        o, following = complex_kda(**here, initial_state=state, output_final_state=True, **options)
+        o, following = complex_kda(q, k, v, g, beta, initial_state=state, output_final_state=True, **options)
         assert following is not None
         outputs.append(o)
         state = following
