@@ -79,7 +79,8 @@ def chunk_kda(
         initial_state: [N, HV, K, V], with `state_v_first` [N, HV, V, K]; so is the final state.
         return_intermediate_states: a third result, the states before every `chunk_size` tokens, [B, NT, HV, K, V] in q's dtype;
             without gradients. One call a chunk: for looking, not for speed.
-        cp_context: a `ckda.ops.context.Context`: the time axis lies over its ranks, and `cu_seqlens` are those of all of them.
+        cp_context: a `ckda.ops.context.Context`: the time axis lies over its ranks, and `cu_seqlens` are those of all of them. Or
+            FLA's, from its `build_cp_context`.
         use_graph: `cu_seqlens` may end before T, its tail repeated up to `max_num_seqs` + 1 entries; outputs after it have no
             meaning. (Nothing here waits for the lengths, so a graph can be captured either way.)
         signed: with `use_gate_in_kernel`, gates in [-1, 1]: ``tanh(exp(A_log) (g + dt_bias) / 2)``, see `ckda.complex_kda`.
@@ -354,7 +355,7 @@ def chunk_gated_delta_product(
     if cp_context is None:
         o, state = complex_kda(**arguments, initial_state=start, output_final_state=output_final_state)
     else:
-        o, state = _in_context(arguments, cp_context, start, output_final_state)
+        o, state = _in_context(arguments, cp_context, start, output_final_state, n)
     return o[:, n - 1 :: n], state
 
 
@@ -529,15 +530,23 @@ def _output(o: Tensor, out: Tensor | None) -> Tensor:
     return out.copy_(o)
 
 
-def _in_context(arguments: dict[str, Any], cp_context: Any, start: Tensor | None, final: bool) -> Any:
-    """The operator over the ranks of a `ckda.ops.context.Context`; FLA's own context knows this rank's sequences only."""
+def _in_context(arguments: dict[str, Any], cp_context: Any, start: Tensor | None, final: bool, times: int = 1) -> Any:
+    """The operator over the ranks of our context or of FLA's, whose tokens count `times` each."""
     try:
         context = import_module("ckda.ops.context")
-    except ImportError:
-        context = None
-    if context is None or not isinstance(cp_context, context.Context):
+    except ImportError as missing:  # in a folder of Hugging Face's kernels
+        raise NotImplementedError("cp_context is given; it needs the package ckda, which is not installed") from missing
+    if type(cp_context).__name__ == "FLACPContext":
+        if start is not None or final:
+            raise ValueError(
+                "cp_context is FLA's, which has no initial_state and no output_final_state; ckda.ops.context.Context has both"
+            )
+        v, from_fla = arguments["v"], import_module("ckda.compat.ranks").from_fla
+        cp_context, cu_seqlens = from_fla(cp_context, v.shape[1] // times, v.device)
+        arguments = arguments | {"cu_seqlens": cu_seqlens * times}
+    if not isinstance(cp_context, context.Context):
         raise NotImplementedError(
-            f"cp_context is of type {type(cp_context).__name__}; it must be None or a ckda.ops.context.Context, with which "
-            "cu_seqlens are those of all ranks"
+            f"cp_context is of type {type(cp_context).__name__}; it must be None, FLA's FLACPContext, or a "
+            "ckda.ops.context.Context, with which cu_seqlens are those of all ranks"
         )
     return context.complex_kda_context(**arguments, context=cp_context, initial_state=start, output_final_state=final)

@@ -442,3 +442,29 @@ def test_the_installed_fla_has_these_parameters(name):
     assert {p.name: p.default for p in parameters if p.name in ours} == {
         p.name: ours[p.name].default for p in parameters if p.name in ours
     }
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("v_first", [False, True])
+@pytest.mark.parametrize("lower_bound", [None, -5.0, -2.0])
+def test_flas_own_recurrent_kernel(inside, v_first, lower_bound):
+    """Where FLA is installed: its Triton kernel in the interpreter, on states by slot, with drafts and an empty sequence."""
+    pytest.importorskip("fla.ops.kda", reason="fla-core is not installed")
+    from fla.ops.kda.fused_recurrent import fused_recurrent_kda_fwd
+
+    q, k, v, g, beta = draw(1, 6, torch.float32)
+    A_log, dt_bias = torch.randn(HV), torch.randn(HV * K)
+    options = {"cu_seqlens": torch.tensor([0, 3, 3, 4, 6]), "state_v_first": v_first, "use_qk_l2norm_in_kernel": True}
+    options |= {"ssm_state_indices": torch.arange(12).view(4, 3), "num_accepted_tokens": torch.tensor([2, 1, 1, 3])}
+    if inside:
+        options |= {"A_log": A_log, "dt_bias": dt_bias, "lower_bound": lower_bound, "use_gate_in_kernel": True}
+        options |= {"use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": True}
+    else:
+        g, beta = -g.abs(), beta.sigmoid()
+    pool = torch.randn(14, HV, *((V, K) if v_first else (K, V)))
+    results = []
+    for function in (fused_recurrent_kda_fwd, fla.fused_recurrent_kda_fwd):
+        used = pool.clone()
+        results.append((function(q, k, v, g, beta, initial_state=used, **options)[0], used))
+    for theirs, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
