@@ -209,12 +209,19 @@ def test_keywords_of_the_model_that_the_operator_has_not_are_dropped():
     assert o.shape == x.shape
 
 
-def test_bad_input(monkeypatch):
+def test_bad_input(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match=r"there is no client 'mamba'; there are fla\.kda"):
         accelerate("mamba")
     monkeypatch.setitem(CLIENTS, "none", ("nowhere_to_be_found.layers", {}))
     with pytest.raises(ImportError, match="none: nowhere_to_be_found is not installed"):
         accelerate("none")
+    (tmp_path / "broken_client.py").write_text("raise RuntimeError('no driver')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(CLIENTS, "broken", ("broken_client", {}))
+    with pytest.raises(ImportError, match="broken: broken_client cannot be imported: RuntimeError: no driver"):
+        accelerate("broken")
+    assert "broken" in accelerate(quiet=True).absent
+    restore()
     monkeypatch.setitem(CLIENTS, "other", ("ckda.record", {"chunk_kda": print}))
     with pytest.raises(ImportError, match=r"ckda.record has no chunk_kda"):
         accelerate("other")
