@@ -1,7 +1,9 @@
 """The command ``ckda``: a table of verbs, each in a module of its own that is imported only when it is called."""
 
 import argparse
+import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import NamedTuple
@@ -131,7 +133,7 @@ def _add_verbs(parser: Parser, verbs: Mapping, words: Sequence[str], called: Seq
     for name, verb in verbs.items():
         text = verb.help if isinstance(verb, Verb) else verb[0]
         sub = commands.add_parser(
-            name, help=text, description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+            name, help=text, description=_wrapped(text), formatter_class=argparse.RawDescriptionHelpFormatter
         )
         if name != (called[0] if called else None):
             continue
@@ -141,6 +143,10 @@ def _add_verbs(parser: Parser, verbs: Mapping, words: Sequence[str], called: Seq
             getattr(import_module(module), function)(sub)
         else:
             _add_verbs(sub, verb[1], [*words, name], called[1:])
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, shutil.get_terminal_size().columns - 2)
 
 
 def _called(argv: Sequence[str]) -> tuple[list[str], Verb | None]:

@@ -2,7 +2,9 @@
 
 import argparse
 import math
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -19,6 +21,7 @@ __all__ = [
     "add_mixer_argument",
     "add_run_arguments",
     "count",
+    "entries",
     "every",
     "filled",
     "make_folder",
@@ -199,7 +202,7 @@ def pick_names(text: str, known: Sequence[str], sets: Mapping[str, Sequence[str]
 
 
 def make_folder(path: str) -> Path:
-    """The folder of --out, made before any work is done for it."""
+    """The folder of --out, made before any work is done for it; refused where results of some size would not fit."""
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -209,7 +212,12 @@ def make_folder(path: str) -> Path:
         in_the_way = isinstance(error, FileExistsError | NotADirectoryError)
         why = "a file is in the way" if in_the_way else (error.strerror or str(error)).lower()
         raise ValueError(f"--out {path} cannot be written: {why}") from error
+    if (free := shutil.disk_usage(folder).free) < _ROOM:
+        raise ValueError(f"--out {path}: the disk has {free / 2**20:.2f} MiB left; results need {_ROOM >> 20} MiB")
     return folder
+
+
+_ROOM = 8 << 20  # bytes: weights, a checkpoint, figures and a page of a small experiment
 
 
 def pick_device(name: str) -> str:
@@ -239,6 +247,25 @@ def count(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not at least 1")
     return value
+
+
+def entries(rows: Sequence[tuple[str, str]], indent: int = 26) -> str:
+    """Names with what they are, wrapped to the terminal; a long name has the line to itself.
+
+    Example:
+        >>> print(entries([("quick", "few updates"), ("a-name-of-many-letters", "so it is alone")], indent=12))
+        quick       few updates
+        a-name-of-many-letters
+                    so it is alone
+    """
+    wide = max(40, shutil.get_terminal_size().columns - 1 - indent)
+    lines = []
+    for name, text in rows:
+        first, *rest = textwrap.wrap(text, wide) or [""]
+        alone = len(name) >= indent
+        lines += [name, " " * indent + first] if alone else [f"{name:<{indent}}{first}"]
+        lines += [" " * indent + line for line in rest]
+    return "\n".join(lines)
 
 
 def filled(kind: Callable[..., Any], args: argparse.Namespace, **given: Any) -> Any:

@@ -4,12 +4,14 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-__all__ = ["environment", "read_json", "write_bytes", "write_json", "write_text"]
+__all__ = ["environment", "read_json", "set_aside", "write_bytes", "write_json", "write_record", "write_text"]
 
 _PACKAGES = ("ckda", "torch", "triton", "numpy", "scipy", "sympy", "transformers", "fla-core")
 
@@ -63,6 +65,10 @@ def write_bytes(path: str | Path, data: bytes) -> Path:
     try:
         temporary.write_bytes(data)
         os.replace(temporary, path)
+    except OSError as error:
+        if error.errno is not None:
+            error.filename = str(path)  # a full disk does not say by itself what could not be written
+        raise
     finally:
         temporary.unlink(missing_ok=True)
     return path
@@ -76,6 +82,39 @@ def write_text(path: str | Path, text: str) -> Path:
 def write_json(path: str | Path, value: Any) -> Path:
     """:func:`write_text` for JSON. NaN and infinity are refused: a missing value is null, with a reason beside it."""
     return write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def set_aside(*paths: str | Path) -> Path | None:
+    """Move the files that are there already, all of one folder, to earlier/N beside them, N the next free number.
+
+    What a command measured before is thus never replaced by what it measures now. Returns earlier/N, or None if there was
+    nothing to move.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> for loss in (3, 2):
+        ...     aside = set_aside(folder / "eval.json")
+        ...     _ = write_json(folder / "eval.json", {"loss": loss})
+        >>> aside.relative_to(folder).as_posix(), read_json(aside / "eval.json"), read_json(folder / "eval.json")
+        ('earlier/1', {'loss': 3}, {'loss': 2})
+    """
+    there = [path for path in map(Path, paths) if path.exists()]
+    if not there:
+        return None
+    earlier = there[0].parent / "earlier"
+    aside = next(place for n in count(1) if not (place := earlier / str(n)).exists())
+    aside.mkdir(parents=True)
+    for path in there:
+        path.rename(aside / path.name)
+    print(f"{there[0]} was there already; it is kept in {aside}", file=sys.stderr)
+    return aside
+
+
+def write_record(path: str | Path, value: Any) -> Path:
+    """:func:`write_json`; a record of that name which is there already is set aside, not replaced."""
+    set_aside(path)
+    return write_json(path, value)
 
 
 def read_json(path: str | Path) -> Any:

@@ -140,6 +140,13 @@ def _lm(path: Path) -> None:
     _save(path, draw(Comparison.load(path.with_name("comparison.json"))))
 
 
+def _lm_units(path: Path) -> None:
+    from ckda.lm.paired import collect
+    from ckda.lm.units import read_units
+
+    collect(read_units([path]), path.parent)
+
+
 def _lm_inspect(path: Path) -> None:
     from ckda.lm.inspect import Inspection, inspect_figure
 
@@ -171,6 +178,7 @@ _DRAW: dict[str, Callable[[Path], None]] = {
     "audio/*/runs": lambda path: _audio(path.parent),
     "audio/inspect/*.png": _audio_modes,
     "demo/extrapolation.png": _demo,
+    "lm/*/units.json": _lm_units,
     "bench/h200*.png": _bench,
     "bench/sweep/sweep.png": _sweep,
     "lm/inspect.png": _lm_inspect,

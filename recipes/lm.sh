@@ -1,32 +1,63 @@
 #!/usr/bin/env bash
-# The language-model comparison on one GPU.
+# The language models on one GPU: our own ladder by units, the study of factors, tracking inside text, throughput.
 #
-#   recipes/lm.sh CORPUS OUT                 everything
-#   recipes/lm.sh CORPUS OUT prepare train   parts of it: prepare, train, profile, large
+#   recipes/lm.sh PACKED OUT                    the ladder: unpack, sweep, collect, ladder, collect, fit
+#   recipes/lm.sh PACKED OUT unpack factors     parts of it, in the order given
 #
-# CORPUS is what recipes/lm_corpus.py wrote, with the folder requests of `ckda lm eval --build` in it. After LIMIT seconds (default
-# 500) `train` leaves a checkpoint; the same command goes on from there.
-set -euo pipefail
-corpus=${1:?folder of the corpus}
+# PACKED is the folder `packed` of recipes/lm_corpus.py. After LIMIT seconds (default 540) a part of units begins none that would end
+# later, and leaves its record in OUT/PART; the same command goes on, also on another machine: HAVE names folders of records that
+# are known already. Where a part leaves units, only `collect` is still done, and the status is 3. `collect` merges the records in
+# HAVE; the learning rates and batches of ladder and tracking are those of the sweep that lies there, else the sizes' own.
+# ONLY and BUDGETS are --only and --budgets. `ckda lm ladder --study ladder --plan` prints the device minutes.
+set -uo pipefail
+packed=${1:?folder of the packed corpus}
 out=${2:?folder for the results}
 shift 2
 parts=("$@")
-if [ ${#parts[@]} -eq 0 ]; then parts=(prepare train profile large); fi
+if [ ${#parts[@]} -eq 0 ]; then parts=(unpack sweep collect ladder collect fit); fi
 python=${PYTHON:-python3}
-export PYTHONPATH=".${PYTHONPATH:+:$PYTHONPATH}"
+tokens=${TOKENS:-runs/lm/tokens}
+have=${HAVE:-results/lm}
+export PYTHONPATH=".${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+
+units() { # the units of a study; what is left of LIMIT seconds of this script
+  local left=$((${LIMIT:-540} - SECONDS)) settings=()
+  if [ "$1" != sweep ] && [ -f "$have/sweep/units.json" ]; then settings=(--settings "$have/sweep/units.json"); fi
+  if [ "$1" = factors ]; then settings=(); fi
+  "$python" -m ckda.cli lm ladder --study "$1" --data "$tokens" --out "$out/$1" --have "$have/$1" --time-limit "$left" \
+    "${settings[@]}" ${ONLY:+--only "$ONLY"} ${BUDGETS:+--budgets "$BUDGETS"}
+}
+
+status=0
 for part in "${parts[@]}"; do
+  if [ $status -ne 0 ] && [ "$part" != collect ]; then
+    echo "$part: left for later, for an earlier part has units left" >&2
+    continue
+  fi
   case $part in
-    prepare)
-      "$python" -m ckda.cli lm prepare "$corpus"/corpus-*.jsonl.xz --tokenizer "$corpus/tokenizer.json" --held-out 0.03 --out "$out/tokens"
+    unpack) "$python" recipes/lm_corpus.py --unpack "$packed" --out "$tokens" ;;
+    sweep | factors | ladder | tracking) units "$part" ;;
+    throughput) "$python" recipes/lm_comparison.py throughput --data "$tokens" --out "$out" ;;
+    large) "$python" recipes/lm_comparison.py large --data "$tokens" --out "$out" ;;
+    comparison) "$python" recipes/lm_comparison.py train --data "$tokens" --time-limit $((${LIMIT:-540} - SECONDS)) --out "$out" ;;
+    collect)
+      for name in sweep factors ladder tracking; do
+        if compgen -G "$out/$name/units-*.json" > /dev/null; then
+          "$python" -m ckda.cli lm ladder --collect "$out/$name" --out "$have/$name" || exit $?
+        fi
+      done
       ;;
-    train)
-      "$python" recipes/lm_comparison.py train --data "$out/tokens" --requests "$corpus/requests" --time-limit "${LIMIT:-500}" --out "$out"
+    fit)
+      "$python" -m ckda.cli scaling fit --data "$have/ladder/cells.csv" --offset none --hold-out 47M/120MT --baseline kda \
+        --out "$have/ladder/scaling"
       ;;
-    profile) "$python" recipes/lm_comparison.py profile --data "$out/tokens" --out "$out" ;;
-    large) "$python" recipes/lm_comparison.py large --text "$corpus/corpus-00.jsonl.xz" --out "$out" ;;
     *)
-      echo "$part: there are prepare, train, profile, large" >&2
+      echo "$part: there are unpack, sweep, factors, ladder, tracking, throughput, large, comparison, collect, fit" >&2
       exit 2
       ;;
   esac
+  code=$?
+  if [ $code -ne 0 ] && [ $code -ne 3 ]; then exit $code; fi
+  if [ $code -ne 0 ]; then status=$code; fi
 done
+exit $status

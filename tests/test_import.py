@@ -36,6 +36,14 @@ def test_import_loads_nothing_heavy() -> None:
     assert _python(f"import sys, ckda; print([n for n in {names!r} if n in sys.modules])").strip() == "[]"
 
 
+def test_a_folder_of_the_same_name_hides_nothing(tmp_path: Path) -> None:
+    """A script beside the clone, which is a folder named ckda, imports the library (as installed: `pip install -e`)."""
+    (tmp_path / "ckda" / "docs").mkdir(parents=True)
+    code = "import ckda; print(ckda.__version__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.stdout.strip() == "0.1.0", done.stderr
+
+
 def test_public_names_come_on_first_use() -> None:
     code = "import ckda, sys; ckda.complex_kda; print('torch' in sys.modules, ckda.complex_kda is ckda.ops.complex_kda)"
     assert _python(code).split() == ["True", "True"]

@@ -20,7 +20,7 @@ ORDER = (
     ("__main__",),
 )
 #: room -> rooms of the same line that it may use
-ACROSS = {"lm": {"compat"}, "groups": {"record"}}
+ACROSS = {"lm": {"compat", "experiments"}, "groups": {"record"}}
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 
 #: inside experiments: the demo is about tracking, and both rooms use what is common

@@ -1,12 +1,13 @@
 """Results are written whole, read back as they were, and refused when damaged."""
 
+import errno
 import json
 import os
 from pathlib import Path
 
 import pytest
 
-from ckda.record import environment, read_json, write_bytes, write_json, write_text
+from ckda.record import environment, read_json, set_aside, write_bytes, write_json, write_record, write_text
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -73,3 +74,27 @@ def test_environment_is_json_and_names_its_versions() -> None:
     assert found["versions"]["torch"]
     assert found["versions"].get("no such package") is None
     assert found["device"].startswith("cpu")
+
+
+def test_what_is_there_is_set_aside_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Under their own names, so that what belongs together is still found together; nothing is said where nothing moves."""
+    record, table = tmp_path / "fit.json", tmp_path / "fit.csv"
+    assert set_aside(record, table) is None
+    write_record(record, 1)
+    table.write_text("1")
+    assert capsys.readouterr().err == ""
+    assert set_aside(record, table) == tmp_path / "earlier" / "1"
+    write_record(record, 2)
+    write_record(record, 3)
+    kept = {path.relative_to(tmp_path).as_posix(): path.read_text().strip() for path in tmp_path.rglob("fit.*")}
+    assert kept == {"earlier/1/fit.json": "1", "earlier/1/fit.csv": "1", "earlier/2/fit.json": "2", "fit.json": "3"}
+    assert f"{record} was there already; it is kept in {tmp_path}/earlier/2" in capsys.readouterr().err
+
+
+def test_a_disk_that_fills_up_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/track.json'"):
+        write_json(tmp_path / "track.json", {})

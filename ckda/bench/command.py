@@ -1,31 +1,34 @@
-"""``ckda bench``: the operator's speed, ours and flash-linear-attention's in one run; correctness is checked first.
+"""``ckda bench``: the operator's speed, ours and others' in one run; correctness is checked first.
 
 The paper's protocol: 20 warm-up and 50 timed calls, four rounds, projections, optimiser and final state excluded; it reports
-throughput, so calls follow each other without waiting. Runs from a plain folder: nothing but torch is needed, and
-flash-linear-attention is measured where it can be imported.
+throughput, so calls follow each other without waiting. Runs from a plain folder: nothing but torch is needed;
+flash-linear-attention is measured where it can be imported, cuDNN's kernels where their folder is named. What is in --out
+already is not measured again: a run that was cut short goes on where it stopped.
 """
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ckda.bench import host, sweep
+from ckda.bench import host, sweep, throughput
 from ckda.bench.options import Shape
+from ckda.bench.peers import Call, Peer, inputs, leaves, peers
+from ckda.bench.timing import ROUNDS, TIMED, WARMUP, earlier, measure, milliseconds
 from ckda.command import CheckFailed, make_folder, pick_device
 from ckda.ops import complex_kda, complex_kda_step
 from ckda.record import environment, write_json
 
-__all__ = ["draw", "inputs", "run_command"]
+__all__ = ["draw", "run_command"]
 
 
 SHAPES = {
@@ -34,162 +37,27 @@ SHAPES = {
 }
 SMOKE = Shape(1, 128, 2, 32)
 DECODE = (1, 16, 64, 256)
-ROUNDS, WARMUP, TIMED = 4, 20, 50
 TOLERANCE = 0.02  #: root mean square error against float64 over root mean square, of o and of every gradient
-
-Call = dict[str, Any]
-Runner = Callable[[Call], Tensor]
-
-
-def inputs(shape: Shape, device: str, dtype: torch.dtype, seed: int, gate: str = "signed") -> Call:
-    """The raw projections of a layer, gates of both signs and long memory, as leaves."""
-    random = torch.Generator(device).manual_seed(seed)
-    B, T, H, D = shape
-
-    def normal(*size: int) -> Tensor:
-        return torch.randn(*size, generator=random, device=device)
-
-    call: Call = {name: normal(B, T, H, D).to(dtype).requires_grad_() for name in ("q", "k", "v")}
-    call["g"] = (3 + 2 * normal(B, T, H, D)).to(dtype).requires_grad_()
-    call["beta"] = normal(B, T, H).to(dtype).requires_grad_()
-    call["A_log"] = torch.zeros(H, device=device).requires_grad_()
-    call["dt_bias"] = normal(H * D).requires_grad_()
-    return call | {"gate": gate, "beta_range": 2 if gate == "signed" else 1, "normalize_qk": True}
-
-
-# Who is measured ----------------------------------------------------------------------------------------------------------
-
-
-def _ours(backend: str) -> Runner:
-    return lambda call: complex_kda(**call, backend=backend)[0]
-
-
-def _fla_kda(keep: bool) -> Runner:
-    """FLA's chunk_kda with the bounded gate in the kernel; `keep` stores intermediates instead of recomputing them."""
-
-    def run(call: Call) -> Tensor:
-        from fla.ops.kda import chunk_kda
-
-        return chunk_kda(
-            q=call["q"],
-            k=call["k"],
-            v=call["v"],
-            g=call["g"],
-            beta=call["beta"].float().sigmoid(),
-            A_log=call["A_log"],
-            dt_bias=call["dt_bias"],
-            use_qk_l2norm_in_kernel=True,
-            use_gate_in_kernel=True,
-            safe_gate=True,
-            lower_bound=-5.0,
-            disable_recompute=keep,
-        )[0]
-
-    return run
-
-
-def _fla_delta_product(call: Call) -> Tensor:
-    """FLA's DeltaProduct_2 without gate: twice the keys and values."""
-    from fla.ops.gated_delta_product import chunk_gated_delta_product
-
-    k, v, beta = (torch.cat([call[name]] * 2, 1) for name in ("k", "v", "beta"))
-    return chunk_gated_delta_product(
-        q=call["q"],
-        k=k,
-        v=v,
-        g=None,
-        beta=2 * beta.sigmoid(),
-        num_householder=2,
-        use_qk_l2norm_in_kernel=True,
-    )[0]
-
-
-class Peer(NamedTuple):
-    """A way to run the operator: its name, its gate and the function."""
-
-    name: str
-    gate: str
-    run: Runner
-
-
-def peers(device: str, wanted: list[str] | None) -> list[Peer]:
-    """Ours first; flash-linear-attention's where it can be imported."""
-    own = "triton" if device == "cuda" else "chunked"
-    found = [Peer("ckda", "signed", _ours(own)), Peer("kda", "sigmoid", _ours(own))]
-    if device == "cuda" and find_spec("fla") is not None:
-        found += [
-            Peer("fla kda", "sigmoid", _fla_kda(keep=False)),
-            Peer("fla kda, intermediates kept", "sigmoid", _fla_kda(keep=True)),
-            Peer("fla deltaproduct2", "sigmoid", _fla_delta_product),
-            Peer("ckda over fla (signs absorbed)", "signed", _ours("fla")),
-        ]
-    if wanted:
-        unknown = set(wanted) - {peer.name for peer in found}
-        if unknown:
-            raise ValueError(
-                f"--peer {', '.join(sorted(unknown))}: not here; present: {', '.join(p.name for p in found)}"
-            )
-        found = [peer for peer in found if peer.name in wanted]
-    return found
-
 
 # Correctness, then time ---------------------------------------------------------------------------------------------------
 
 
-def _leaves(call: Call) -> list[Tensor]:
-    return [x for x in call.values() if isinstance(x, Tensor) and x.requires_grad]
-
-
 def errors(peer: Peer, device: str, dtype: torch.dtype, seed: int, H: int, D: int) -> dict[str, float]:
     """Relative root mean square errors of o and the gradients against the float64 chunk form."""
-    call = inputs(Shape(1, 200, H, D), device, dtype, seed, peer.gate)
-    o = peer.run(call)
-    do = torch.randn_like(o)
-    got = [o, *torch.autograd.grad(o, _leaves(call), do)]
+    shape = Shape(1, 200, H, D)
+    call = peer.draw(shape, device, dtype, seed)
+    do = torch.randn(shape, device=device).to(dtype)
+    bound = peer.bind(call, do)
+    got = [bound.forward().clone(), *bound.both()]
     exact_call: Call = {
         n: x.detach().double().requires_grad_() if isinstance(x, Tensor) else x for n, x in call.items()
     }
     o = complex_kda(**exact_call, backend="chunked")[0]
-    exact = [o, *torch.autograd.grad(o, _leaves(exact_call), do.double())]
+    exact = [o, *torch.autograd.grad(o, leaves(exact_call), do.double())]
     names = ["o", *(f"d{name}" for name, x in call.items() if isinstance(x, Tensor))]
     return {
-        name: ((a.double() - b).square().mean().sqrt() / b.square().mean().sqrt()).item()
+        name: math.inf if a is None else ((a.double() - b).square().mean().sqrt() / b.square().mean().sqrt()).item()
         for name, a, b in zip(names, got, exact, strict=True)
-    }
-
-
-def _milliseconds(call: Callable[[], Any], count: int, device: str) -> list[float]:
-    """The times of `count` calls; on a GPU from the end of one to the end of the next, and nobody waits before the last."""
-    if device != "cuda":
-        stamps = [time.perf_counter()]
-        for _ in range(count):
-            call()
-            stamps.append(time.perf_counter())
-        return [1e3 * (later - earlier) for earlier, later in pairwise(stamps)]
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
-    events[0].record()
-    for event in events[1:]:
-        call()
-        event.record()
-    events[-1].synchronize()
-    return [earlier.elapsed_time(later) for earlier, later in pairwise(events)]
-
-
-def measure(call: Callable[[], Any], device: str, smoke: bool) -> dict[str, float]:
-    """Milliseconds by the paper's protocol: mean, and p20, p50, p80 over all timed calls; `waited`: the median where every
-    call is waited for, so that what the host does before the first kernel counts."""
-    rounds, warmup, timed = (1, 1, 3) if smoke else (ROUNDS, WARMUP, TIMED)
-    times, waited = [], []
-    for _ in range(rounds):
-        times += _milliseconds(call, warmup + timed, device)[warmup:]
-        waited += [_milliseconds(call, 1, device)[0] for _ in range(3 if smoke else 10)]
-    p20, p50, p80 = statistics.quantiles(times, n=10, method="inclusive")[1::3]
-    return {
-        "mean": statistics.mean(times),
-        "p20": p20,
-        "p50": p50,
-        "p80": p80,
-        "waited": statistics.median(waited),
     }
 
 
@@ -204,24 +72,14 @@ def copy_bandwidth(device: str) -> float:
     """Bytes a second of a large copy, read plus written."""
     x = torch.empty(1 << (30 if device == "cuda" else 24), dtype=torch.uint8, device=device)
     y = torch.empty_like(x)
-    times = _milliseconds(lambda: y.copy_(x), 10, device)
+    times = milliseconds(lambda: y.copy_(x), 10, device)
     return 2 * x.numel() / (1e-3 * statistics.median(times))
 
 
 def time_peer(peer: Peer, shape: Shape, device: str, dtype: torch.dtype, args: argparse.Namespace) -> dict[str, Any]:
     """Forward, forward+backward and peak memory of one peer at one shape."""
-    call = inputs(shape, device, dtype, args.seed, peer.gate)
-    do = torch.randn(*call["v"].shape, device=device).to(dtype)
-    leaves = _leaves(call)
-
-    def forward() -> None:
-        with torch.no_grad():
-            peer.run(call)
-
-    def both() -> None:
-        used = [x for x in leaves if x.requires_grad]
-        torch.autograd.grad(peer.run(call), used, do, allow_unused=True)
-
+    call = peer.draw(shape, device, dtype, args.seed)
+    forward, both = peer.bind(call, torch.randn(shape, device=device).to(dtype))
     start = time.perf_counter()
     both()
     if device == "cuda":
@@ -288,14 +146,20 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _check(found: list[Peer], device: str, dtype: torch.dtype, args: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """The errors of every peer that computes the same function; one that is wrong stops the run."""
-    checked = {}
+def _check(
+    found: list[Peer], device: str, dtype: torch.dtype, args: argparse.Namespace, H: int, D: int
+) -> dict[str, dict[str, Any]]:
+    """The errors of every peer that computes the same function. One that is wrong stops the run; one that does not run says why."""
+    checked: dict[str, dict[str, Any]] = {}
     for peer in found:
-        if peer.name == "fla deltaproduct2":
-            continue  # another function
-        _, _, H, D = _shapes(args, device)[0]
-        checked[peer.name] = errors(peer, device, dtype, args.seed, H, D)
+        if not peer.same:
+            continue
+        try:
+            checked[peer.name] = errors(peer, device, dtype, args.seed, H, D)
+        except Exception as error:  # whatever foreign code ends with: the others go on
+            checked[peer.name] = {"failed": str(error)[:300]}
+            _say(f"{peer.name}: failed, {error!s:.120}")
+            continue
         worst = max(checked[peer.name], key=lambda name: checked[peer.name][name])
         _say(f"{peer.name}: largest relative error {checked[peer.name][worst]:.1e} ({worst})")
         if not checked[peer.name][worst] < TOLERANCE:
@@ -310,29 +174,40 @@ def _tell(row: dict, shape: Shape) -> None:
     _say(f"{shape!s:28} {row['peer']:32} forward {f['mean']:8.3f} ms, {both}{memory}")
 
 
-def _run_sweep(args: argparse.Namespace, device: str, folder: Path) -> int:
-    """Check and time the rows of the sweep; sweep.json, bounds.json and sweep.png."""
-    unknown = set(args.row or ()) - {row.name for row in sweep.ROWS}
+def _sweep_rows(args: argparse.Namespace) -> tuple[sweep.Row, ...]:
+    """The rows that are asked for, the main one first."""
+    known: tuple[sweep.Row, ...] = sweep.ROWS + sweep.CANDIDATES
+    unknown = set(args.row or ()) - {row.name for row in known}
     if unknown:
-        raise ValueError(f"--row {', '.join(sorted(unknown))}: there are {', '.join(row.name for row in sweep.ROWS)}")
-    rows = tuple(row for row in sweep.ROWS if not args.row or row.name in (sweep.MAIN.name, *args.row))
+        raise ValueError(f"--row {', '.join(sorted(unknown))}: there are {', '.join(row.name for row in known)}")
+    rows: tuple[sweep.Row, ...] = known if args.row or args.candidates else sweep.ROWS
+    if args.row:
+        rows = tuple(row for row in rows if row.name in (sweep.MAIN.name, *args.row))
     if args.smoke:
         rows = tuple(row._replace(B=1, T=40, K=16, V=16, H=row.H // 8, HV=row.HV // 8) for row in rows)
-    count = 2 if args.smoke else 30
+    return rows
+
+
+def _run_sweep(args: argparse.Namespace, device: str, folder: Path) -> int:
+    """Check and time the rows of the sweep; sweep.json, bounds.json and sweep.png."""
+    rows, count = _sweep_rows(args), 2 if args.smoke else sweep.COUNT
     result: dict[str, Any] = {"environment": environment(device), "count": count}
+    known = earlier(folder / "sweep.json", result["environment"], args.fresh)
 
     def keep(found: list[dict[str, Any]]) -> None:
         write_json(folder / "sweep.json", result | {"rows": found})
         write_json(folder / "bounds.json", sweep.bounds(found))
 
-    result["rows"] = found = sweep.sweep(rows, device, count, _say, keep)
+    result["rows"] = found = sweep.sweep(rows, device, count, _say, keep, known)
     keep(found)
     sweep.draw(found, folder / "sweep.png")
+    if args.host:
+        result["host"] = _time_host(args, device, folder)
     print(json.dumps(result) if args.json else folder / "sweep.json")
     return 0
 
 
-def _run_host(args: argparse.Namespace, device: str, folder: Path) -> int:
+def _time_host(args: argparse.Namespace, device: str, folder: Path) -> dict[str, Any]:
     """Time the host; host.json."""
     found = host.rows(host.SMOKE if args.smoke else host.Sizes(), device, 2 if args.smoke else host.COUNT)
     result = {"environment": environment(device), "count": host.COUNT} | found | {"bounds": host.bounds(found)}
@@ -341,38 +216,113 @@ def _run_host(args: argparse.Namespace, device: str, folder: Path) -> int:
     if device == "cuda":
         _say(f"first call {found['first_call_s']:.1f} s; a step in a graph, ms by batch: {found['step_in_graph_ms']}")
     write_json(folder / "host.json", result)
+    return result
+
+
+def _run_host(args: argparse.Namespace, device: str, folder: Path) -> int:
+    result = _time_host(args, device, folder)
     print(json.dumps(result) if args.json else folder / "host.json")
     return 0
 
 
+def _run_throughput(args: argparse.Namespace, device: str, folder: Path) -> int:
+    """The paper's figure; throughput.json and throughput.png."""
+    shapes = args.shape or (throughput.SMOKE if args.smoke else throughput.SHAPES)
+    dtype = _dtype(args, device)
+    options = {"backend": "eager"} if args.smoke else {}
+    found = peers(device, args.peer, args.cudnn, throughput=True, **options)
+    result: dict[str, Any] = {
+        "environment": environment(device),
+        "seed": args.seed,
+        "dtype": _name(dtype),
+        "protocol": _protocol(args),
+    }
+    known = earlier(folder / "throughput.json", result["environment"], args.fresh)
+    result["errors"] = _check(found, device, dtype, args, shapes[0].H, shapes[0].D)
+
+    def keep(rows: list[dict[str, Any]]) -> None:
+        write_json(folder / "throughput.json", result | {"rows": rows})
+
+    result["rows"] = throughput.run(shapes, found, device, dtype, args.seed, args.smoke, known, _say, keep)
+    keep(result["rows"])
+    throughput.draw(result, folder / "throughput.png")
+    print(json.dumps(result) if args.json else folder / "throughput.json")
+    return 0
+
+
+def _dtype(args: argparse.Namespace, device: str) -> torch.dtype:
+    return getattr(torch, args.dtype or ("bfloat16" if device == "cuda" else "float32"))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _protocol(args: argparse.Namespace) -> Any:
+    return "smoke" if args.smoke else {"rounds": ROUNDS, "warmup": WARMUP, "timed": TIMED}
+
+
+def _print_plan(args: argparse.Namespace) -> int:
+    """How many seconds of a GPU the parts are likely to take, without running anything."""
+    seconds: dict[str, float] = {}
+    if args.sweep:
+        seconds |= {f"sweep: {row.name}": sweep.estimate(row) for row in _sweep_rows(args)}
+    if args.host:
+        seconds["host"] = host.ESTIMATE
+    if args.throughput:
+        num = len(args.shape or throughput.SHAPES)
+        seconds |= {f"throughput: {peer}": num * s for peer, s in throughput.ESTIMATE.items()}
+    if not seconds:
+        raise ValueError("--plan: name what is planned, of --sweep, --host and --throughput")
+    for name, estimate in seconds.items():
+        _say(f"{name:50} {estimate:6.0f} s")
+    total = sum(seconds.values())
+    print(json.dumps({"seconds": seconds, "total": total}) if args.json else f"{total:.0f} s of one H200, estimated")
+    return 0
+
+
 def run_command(args: argparse.Namespace) -> int:
-    """Check, time, write bench.json and bench.png."""
+    """Do what is asked for; without another word, check, time, write bench.json and bench.png."""
+    if args.plan:
+        return _print_plan(args)
     device = pick_device(args.device)
     if device == "mps":
         raise ValueError("--device mps: nothing is measured there; cpu or cuda may be named")
     folder = make_folder(args.out)
+    if args.throughput:
+        return _run_throughput(args, device, folder)
     if args.sweep:
         return _run_sweep(args, device, folder)
-    if args.host:
-        return _run_host(args, device, folder)
-    dtype = getattr(torch, args.dtype or ("bfloat16" if device == "cuda" else "float32"))
-    found = peers(device, args.peer)
+    return (_run_host if args.host else _run_peers)(args, device, folder)
+
+
+def _run_peers(args: argparse.Namespace, device: str, folder: Path) -> int:
+    """Check, time, write bench.json and bench.png."""
+    dtype, shapes = _dtype(args, device), _shapes(args, device)
+    found = peers(device, args.peer, args.cudnn)
+    here = environment(device)
+    known = earlier(folder / "bench.json", here, args.fresh)
+    done = {(row["peer"], tuple(row["shape"].values())) for row in known}
+    checked = _check(found, device, dtype, args, shapes[0].H, shapes[0].D)
+    found = [peer for peer in found if "failed" not in checked.get(peer.name, {})]
     result: dict[str, Any] = {
-        "environment": environment(device),
+        "environment": here,
         "seed": args.seed,
-        "dtype": str(dtype).removeprefix("torch."),
-        "protocol": {"rounds": ROUNDS, "warmup": WARMUP, "timed": TIMED} if not args.smoke else "smoke",
-        "errors": _check(found, device, dtype, args),
+        "dtype": _name(dtype),
+        "protocol": _protocol(args),
+        "errors": checked,
         "copy_bytes_per_second": copy_bandwidth(device),
-        "rows": [],
+        "rows": known,
         "decode": [],
     }
-    for shape in _shapes(args, device):
+    for shape in shapes:
         for peer in found:
+            if (peer.name, tuple(shape)) in done:
+                continue
             try:
                 row = time_peer(peer, shape, device, dtype, args)
                 _tell(row, shape)
-            except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+            except Exception as error:
                 row = {"peer": peer.name, "shape": shape._asdict(), "failed": str(error)[:300]}
                 _say(f"{shape!s:28} {peer.name}: failed, {error!s:.120}")
             result["rows"].append(row)

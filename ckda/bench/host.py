@@ -29,6 +29,8 @@ GRAPH_STEPS = 64  #: of decoding in one recorded graph: a graph of one step is b
 #: what was aimed at, milliseconds of forward+backward, and seconds
 AIMS = {"operator, 1 x 1024": 0.5, "layer, 1 x 1024": 2.5, "first_call_s": 15.0}
 
+ESTIMATE = 60.0  #: seconds of an H200: one process that compiles, and one more on an empty cache
+
 Calls = dict[str, Callable[[], Any]]
 
 

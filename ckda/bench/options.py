@@ -1,6 +1,7 @@
 """What may be typed after ``ckda bench``; nothing heavy is imported, so that a wrong word is refused at once."""
 
 import argparse
+from pathlib import Path
 from typing import NamedTuple
 
 from ckda.command import Parser, add_common_arguments
@@ -26,10 +27,17 @@ def add_bench(parser: Parser) -> None:
     add = parser.add_argument_group("what is measured").add_argument
     add("--peer", action="append", help="measure only this one; may be repeated")
     add("--shape", action="append", type=_shape, metavar="B,T,H,D", help="only this; may be repeated")
+    add("--throughput", action="store_true", help="the paper's figure: tokens a second under torch.compile")
+    add("--cudnn", type=Path, metavar="FOLDER", help="NVIDIA's kernels beside ours (benchmarks/cudnn_folder.py)")
     add("--sweep", action="store_true", help="what each change of a call costs beside the main one")
-    add("--host", action="store_true", help="what issuing a call costs the host, and the first call")
+    add(
+        "--host", action="store_true", help="what issuing a call costs the host, and the first call; also after --sweep"
+    )
     add("--row", action="append", help="of --sweep, only the main row and this one; may be repeated")
+    add("--candidates", action="store_true", help="of --sweep, also kernels that are not chosen by themselves yet")
     add("--dtype", default=None, choices=["bfloat16", "float16", "float32"], help="of q, k, v and g")
+    add("--fresh", action="store_true", help="measure again what is in --out already")
+    add("--plan", action="store_true", help="print how many seconds of a GPU it would take, and stop")
 
 
 def _shape(text: str) -> Shape:

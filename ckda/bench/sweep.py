@@ -6,9 +6,10 @@ hundred zero where the gate can be).
 """
 
 import math
+import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,34 +19,13 @@ from torch import Tensor
 
 from ckda.ops import complex_kda
 
-__all__ = ["MAIN", "ROWS", "Row", "bounds", "draw", "inputs", "measure_row", "sweep"]
+__all__ = ["CANDIDATES", "COUNT", "MAIN", "ROWS", "Row", "bounds", "draw", "estimate", "inputs", "measure_row", "sweep"]
 
 MEAN_LOG = {"mild": 0.03, "harsh": 8.0}
+COUNT = 30  #: timed calls
 RAGGED = (
-    0.01,
-    2.2,
-    0.4,
-    1.3,
-    0.7,
-    1.9,
-    0.05,
-    1.1,
-    0.6,
-    1.6,
-    0.9,
-    1.4,
-    0.3,
-    2.0,
-    0.8,
-    1.2,
-    0.2,
-    1.7,
-    0.5,
-    1.5,
-    1.0,
-    1.8,
-    0.1,
-)
+    0.01, 2.2, 0.4, 1.3, 0.7, 1.9, 0.05, 1.1, 0.6, 1.6, 0.9, 1.4, 0.3, 2.0, 0.8, 1.2, 0.2, 1.7, 0.5, 1.5, 1.0, 1.8, 0.1,
+)  # fmt: skip
 
 
 class Row(NamedTuple):
@@ -65,6 +45,7 @@ class Row(NamedTuple):
     sequences: int = 0  #: packed ones of different lengths; 0: not packed
     states: bool = False  #: with an initial and a final state
     separate: bool = False  #: with erase and write gates instead of beta
+    backend: str = "auto"
     at_most: float | None = None  #: the aim: forward+backward over the main row's
     limit: str | None = None  #: what stands in the way of it, where it was not reached
 
@@ -82,9 +63,7 @@ RANGE = "float16 lacks the range of decays from the chunk's middle: every gate g
 PORTABLE = (
     "the portable kernels serve it: three TF32 products of float32 tiles, whose operands do not fit the registers"
 )
-WIDE = (
-    "no kernel for Hopper: a state of 256 channels by 64 values does not fit the registers of the warps that carry it"
-)
+WIDE = "the portable kernels serve it; Hopper's, which hold the channels in two halves, run by name only until they are timed"
 NARROW = "tiles have 64 channels, half of them empty, and a chunk's squares are as large as its keys"
 MAIN = Row("main")
 ROWS = (
@@ -113,6 +92,16 @@ ROWS = (
     Row("everything float32", dtype="float32", at_most=5.0, limit=PORTABLE),
     Row("one sequence", B=1, T=32768),
     Row("1 x 1024 tokens", B=1, T=1024),
+)
+
+#: kernels that exist by name only, until a GPU has shown that they are right and faster, each beside what is chosen now
+CANDIDATES = (
+    Row("8 heads of 256, by name", H=8, HV=8, K=256, V=256, backend="triton-hopper", at_most=1.8),
+    Row("8 heads of 256 x 128", H=8, HV=8, K=256),
+    Row("8 heads of 256 x 128, by name", H=8, HV=8, K=256, backend="triton-hopper"),
+    Row("8 heads of 128 x 256", H=8, HV=8, V=256),
+    Row("32 heads of 64, float16", H=32, HV=32, K=64, V=64, dtype="float16"),
+    Row("32 heads of 64, float16, by name", H=32, HV=32, K=64, V=64, dtype="float16", backend="triton-hopper"),
 )
 
 
@@ -187,7 +176,7 @@ def _leaves(call: dict[str, Any]) -> list[Tensor]:
     return [x for x in call.values() if isinstance(x, Tensor) and x.requires_grad]
 
 
-def errors(row: Row, device: str, backend: str = "auto") -> dict[str, float]:
+def errors(row: Row, device: str) -> dict[str, float]:
     """Relative root mean square errors of o and the gradients of a short call of the row's kind, against float64."""
     short = row._replace(B=1, T=160 if row.T % 32 == 0 else 150, sequences=min(row.sequences, 3))
     call = inputs(short, device)
@@ -195,7 +184,7 @@ def errors(row: Row, device: str, backend: str = "auto") -> dict[str, float]:
         n: x.detach().double().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
         for n, x in call.items()
     }
-    o, p = complex_kda(**call, backend=backend)[0], complex_kda(**exact, backend="chunked")[0]
+    o, p = complex_kda(**call, backend=row.backend)[0], complex_kda(**exact, backend="chunked")[0]
     do = torch.randn_like(o)
     got = [o, *torch.autograd.grad(o, _leaves(call), do)]
     wanted = [p, *torch.autograd.grad(p, _leaves(exact), do.double())]
@@ -227,28 +216,38 @@ def _elapsed(call: Callable[[], Any], count: int, device: str) -> tuple[float, f
 
 
 def _times(call: Callable[[], Any], device: str, count: int) -> dict[str, float]:
-    """Back to back, waited for (median), and the host's time where the GPU does not hold it up: three calls at a time."""
+    """Back to back, and waited for (median)."""
     for _ in range(3):
         call()
     mean, _ = _elapsed(call, count, device)
-    waited = statistics.median(_elapsed(call, 1, device)[0] for _ in range(count))
-    host = statistics.median(_elapsed(call, 3, device)[1] for _ in range(max(count // 3, 1)))
-    return {"mean": mean, "waited": waited, "host": host}
+    return {"mean": mean, "waited": statistics.median(_elapsed(call, 1, device)[0] for _ in range(count))}
 
 
-def measure_row(row: Row, device: str, count: int = 30, backend: str = "auto") -> dict[str, Any]:
-    """Times of forward and forward+backward, host time and peak memory."""
+def _host_time(call: Callable[[], Any], device: str, count: int) -> float:
+    """What issuing takes where the GPU does not hold the host up: three calls at a time, the median."""
+    for _ in range(3):
+        call()
+    return statistics.median(_elapsed(call, 3, device)[1] for _ in range(max(count // 3, 1)))
+
+
+def _calls(row: Row, device: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Forward, and forward+backward, of the row."""
     call = inputs(row, device)
-    leaves = _leaves(call)
-    do = torch.randn_like(call["v"])
+    leaves, do = _leaves(call), torch.randn_like(call["v"])
 
     def forward() -> None:
         with torch.no_grad():
-            complex_kda(**call, backend=backend)
+            complex_kda(**call, backend=row.backend)
 
     def both() -> None:
-        torch.autograd.grad(complex_kda(**call, backend=backend)[0], leaves, do)
+        torch.autograd.grad(complex_kda(**call, backend=row.backend)[0], leaves, do)
 
+    return forward, both
+
+
+def measure_row(row: Row, device: str, count: int = COUNT) -> dict[str, Any]:
+    """Times of forward and forward+backward, and peak memory; the host's time is taken afterwards (:func:`_measure_host`)."""
+    forward, both = _calls(row, device)
     start = time.perf_counter()
     both()
     peak = None
@@ -268,42 +267,81 @@ def measure_row(row: Row, device: str, count: int = 30, backend: str = "auto") -
     }
 
 
+def _measure_host(x: dict[str, Any], row: Row, device: str, count: int) -> None:
+    """The host's time of a row that was measured, and how busy the host was with other things."""
+    forward, both = _calls(row, device)
+    x["forward"]["host"] = _host_time(forward, device, count)
+    x["forward+backward"]["host"] = _host_time(both, device, count)
+    x["host_load"] = os.getloadavg()[0]
+
+
+def _line(x: dict[str, Any]) -> str:
+    both = x["forward+backward"]
+    return (
+        f"{x['row']['name']:28} forward {x['forward']['mean']:7.3f}, forward+backward {both['mean']:7.3f} ms"
+        f" ({both['mean'] / x['main_ms']:5.2f}), waited for {both['waited']:.3f}, error {max(x['errors'].values()):.1e}"
+    )
+
+
 def sweep(
     rows: tuple[Row, ...],
     device: str,
     count: int,
     say: Callable[[str], None],
     keep: Callable[[list[dict[str, Any]]], None],
+    known: Sequence[dict[str, Any]] = (),
 ) -> list[dict[str, Any]]:
-    """Every row checked and measured; one that fails says why and the others go on. `keep` gets what there is after each."""
-    found: list[dict[str, Any]] = []
-    for row in rows:
+    """Every row checked and measured but those that are `known`; one that fails says why and the others go on.
+
+    `keep` gets what there is after each. The main row is timed in every run, and each row keeps the main row's time of its own
+    run: so rows of several runs make one table. Host times come last, when nothing is compiled any more.
+    """
+    found = sorted(known, key=lambda x: x["row"]["name"] != MAIN.name)
+    done = {x["row"]["name"] for x in found}
+    left = [row for row in rows if row.name not in done]
+    if left and MAIN.name in done:
+        left = [next(row for row in rows if row.name == MAIN.name), *left]
+    main_ms = None
+    for row in left:
+        start = time.perf_counter()
         try:
-            wrong = errors(row, device)
-            result = measure_row(row, device, count) | {"errors": wrong}
-        except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+            x = {"errors": errors(row, device)} | measure_row(row, device, count)
+        except Exception as error:  # Triton's own among them: of resources, of compiling
+            if row.name == MAIN.name:
+                raise
             found.append({"row": row._asdict(), "failed": str(error)[:300]})
-            say(f"{row.name:22} failed: {error!s:.120}")
+            say(f"{row.name:28} failed: {error!s:.120}")
+            keep(found)
             continue
-        found.append(result)
-        keep(found)
-        both = result["forward+backward"]
-        ratio = both["mean"] / found[0]["forward+backward"]["mean"] if "failed" not in found[0] else math.nan
-        say(
-            f"{row.name:22} forward {result['forward']['mean']:7.3f}, forward+backward {both['mean']:7.3f} ms"
-            f" ({ratio:5.2f}), waited for {both['waited']:.3f}, host {both['host']:.3f}, error {max(wrong.values()):.1e}"
-        )
+        main_ms = x["forward+backward"]["mean"] if main_ms is None else main_ms
+        x |= {"main_ms": main_ms, "seconds": time.perf_counter() - start}
+        say(_line(x))
+        if row.name not in done:
+            found.append(x)
+            keep(found)
+    by_name = {row.name: row for row in rows}
+    for x in found:
+        if "failed" not in x and "host" not in x["forward"] and x["row"]["name"] in by_name:
+            _measure_host(x, by_name[x["row"]["name"]], device, count)
+            keep(found)
+            say(f"{x['row']['name']:28} host {x['forward+backward']['host']:.3f} ms, load {x['host_load']:.1f}")
     return found
 
 
+def estimate(row: Row) -> float:
+    """Seconds of an H200 that a row is likely to take: compiling, the check against float64, and its calls."""
+    both = 2.2e-3 * {"float32": 8.0}.get(row.dtype, 4.0 if max(row.K, row.V) > 128 else 1.5)
+    return 6.0 + both * (2 * COUNT + COUNT + 20)
+
+
 def bounds(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """What was aimed at and reached: forward+backward of every row over the main row's."""
+    """What was aimed at and reached: forward+backward of every row over the main row's of the same run."""
     main = next(x for x in found if x["row"]["name"] == MAIN.name)["forward+backward"]["mean"]
     reached = {}
     for x in found:
         ratio, aim, reason = None, x["row"]["at_most"], x.get("failed")
         if reason is None:
-            ratio = x["forward+backward"]["mean"] / main
+            ratio = x["forward+backward"]["mean"] / x.get("main_ms", main)
             reason = x["row"]["limit"] if aim is not None and ratio > aim else None
         reached[x["row"]["name"]] = {"at_most": aim, "reached": ratio, "reason": reason}
     return {"main_ms": main, "rows": reached}
@@ -325,7 +363,8 @@ def draw(found: list[dict[str, Any]], path: Path) -> Path | None:
         both, aim = x["forward+backward"]["mean"], x["row"]["at_most"]
         axis.barh(place, both, color="C0", height=0.7)
         axis.barh(place, x["forward"]["mean"], color="C1", height=0.7)
-        axis.text(both, place, f" {both:.2f} ({both / table['main_ms']:.2f})", va="center", fontsize=7)
+        ratio = table["rows"][x["row"]["name"]]["reached"]
+        axis.text(both, place, f" {both:.2f} ({ratio:.2f})", va="center", fontsize=7)
         if aim is not None:
             axis.plot([aim * table["main_ms"]] * 2, [place - 0.4, place + 0.4], color="black")
     axis.set_yticks(range(len(rows)), [x["row"]["name"] for x in rows], fontsize=8)

@@ -12,6 +12,7 @@ from ckda.command import (
     add_json_argument,
     add_mixer_argument,
     add_run_arguments,
+    entries,
     not_negative,
     positive,
     seconds,
@@ -89,8 +90,8 @@ def _mixers() -> str:
     from ckda.layers.complex_kda import RANGES
     from ckda.layers.mixers import MIXERS
 
-    rows = [f"  {name:20s} {mixer.label}" for name, mixer in MIXERS.items()]
-    return "\n".join(["mixers:", *rows, f"  {'ranges':20s} {', '.join(RANGES)}", f"  {'all':20s} every one of them"])
+    rows = [(f"  {name}", mixer.label) for name, mixer in MIXERS.items()]
+    return "mixers:\n" + entries([*rows, ("  ranges", ", ".join(RANGES)), ("  all", "every one of them")])
 
 
 def add_audio(parser: Parser) -> None:
@@ -111,7 +112,8 @@ def _arms() -> str:
     from ckda.experiments.audio.model import ARMS
     from ckda.experiments.audio.run import COMPARED
 
-    return f"mixers: {', '.join(ARMS)}\nall:    those that the paper compares, {', '.join(COMPARED)}"
+    compared = f"those that the paper compares: {', '.join(COMPARED)}"
+    return entries([("mixers:", ", ".join(ARMS)), ("all:", compared)], indent=8)
 
 
 def add_inspect_track(parser: Parser) -> None:

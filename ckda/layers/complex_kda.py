@@ -1,5 +1,6 @@
 """The Complex KDA layer: projections, gates, the recurrence, the gated norm of its output."""
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -51,7 +52,8 @@ class ComplexKDA(nn.Module):
         num_v_heads: HV, heads of v, a multiple of H (default: H). head_v_dim: V (default: head_dim).
         gate: "signed" (alpha in [-1, 1]), "sigmoid" (bounded, positive) or "softplus" (classic, positive).
         beta_range: 2 (beta in [0, 2]) or 1. :data:`RANGES` names the paper's four settings of these two.
-        gate_init, beta_init: "standard" or "spread" (app:initialization).
+        gate_init, beta_init: "standard" or "spread" (app:initialization); beta_init may be "half" with beta_range 2: the mean
+            starts at 0.5, as it does with beta_range 1, by a bias.
         conv_size: taps of the short convolutions of q, k and v; 0 for none.
         activate: which of q, k and v pass through SiLU (after the convolution).
         output_gate: "lowrank", "linear" (full rank) or None.
@@ -128,7 +130,7 @@ class ComplexKDA(nn.Module):
         """The projections and parameters behind g and beta."""
         d, HV, K, V = self.hidden_size, self.num_v_heads, self.head_dim, self.head_v_dim
         self.f_proj = nn.Sequential(nn.Linear(d, V, bias=False), nn.Linear(V, HV * K, bias=False))
-        self.b_proj = nn.Linear(d, HV, bias=self.beta_init == "spread")
+        self.b_proj = nn.Linear(d, HV, bias=self.beta_init != "standard")
         self.A_log = nn.Parameter(torch.empty(HV))
         self.dt_bias = nn.Parameter(torch.empty(HV * K))
 
@@ -167,6 +169,8 @@ class ComplexKDA(nn.Module):
             self.b_proj.weight.mul_(gamma)
             half = torch.randperm(self.num_v_heads) < self.num_v_heads // 2
             self.b_proj.bias.copy_(torch.where(half, b0, -b0))
+        elif self.beta_init == "half":
+            self.b_proj.bias.fill_(-math.log(3))  # 2 sigmoid(-log 3) = 1/2
 
     def _project(
         self,
@@ -427,6 +431,10 @@ def _check_sizes(layer: ComplexKDA, conv_size: int) -> None:
         raise ValueError(f"conv_size is {conv_size}; it must be the number of taps, 0 for none")
 
 
+#: what a start of beta has to do with its range
+_BETA_STARTS = {"spread": "its modes are 0.5 and 1.5", "half": "with a range of 1 the mean starts at 0.5 anyway"}
+
+
 def _check_options(layer: ComplexKDA, output_gate: str | None) -> None:
     if layer.num_v_heads % layer.num_heads:
         raise ValueError(f"num_v_heads is {layer.num_v_heads}; it must be a multiple of num_heads = {layer.num_heads}")
@@ -434,7 +442,7 @@ def _check_options(layer: ComplexKDA, output_gate: str | None) -> None:
         "gate": (layer.gate, ("signed", "sigmoid", "softplus")),
         "beta_range": (layer.beta_range, (1, 2)),
         "gate_init": (layer.gate_init, ("standard", "spread")),
-        "beta_init": (layer.beta_init, ("standard", "spread")),
+        "beta_init": (layer.beta_init, ("standard", "spread", "half")),
         "output_gate": (output_gate, ("lowrank", "linear", None)),
     }
     for name, (value, allowed) in choices.items():
@@ -442,5 +450,7 @@ def _check_options(layer: ComplexKDA, output_gate: str | None) -> None:
             raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}")
     if not layer.activate <= {"q", "k", "v"}:
         raise ValueError(f"activate is {sorted(layer.activate)}; it may hold 'q', 'k' and 'v'")
-    if layer.beta_init == "spread" and layer.beta_range != 2:
-        raise ValueError("beta_init is 'spread'; that needs beta_range=2, for its modes are 0.5 and 1.5")
+    if layer.beta_init != "standard" and layer.beta_range != 2:
+        raise ValueError(
+            f"beta_init is {layer.beta_init!r}; that needs beta_range=2, for {_BETA_STARTS[layer.beta_init]}"
+        )

@@ -8,7 +8,7 @@ from ckda.lm.figures import ARM_STYLE, label_of
 from ckda.lm.training import TrainResult
 from ckda.record import read_json, write_json
 
-__all__ = ["Comparison", "Run", "collect"]
+__all__ = ["Comparison", "Run", "collect", "markdown"]
 
 _KEPT = ("parameters", "loss", "held_out_loss", "tokens_per_second", "mfu", "memory_gib", "seconds", "flops_per_token")
 
@@ -73,13 +73,14 @@ class Comparison:
         ]
         scored = [(run.label, run.tasks) for run in self.runs if run.tasks]
         if not scored:
-            return _markdown(head, rows)
+            return markdown(head, rows)
         tasks = list(scored[0][1])
         cells = [[label, *(_measure(found[task]) for task in tasks)] for label, found in scored]
-        return _markdown(head, rows) + "\n" + _markdown(["arm", *tasks], cells)
+        return markdown(head, rows) + "\n" + markdown(["arm", *tasks], cells)
 
 
-def _markdown(head: list[str], rows: list[list[str]]) -> str:
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    """A table."""
     lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
     return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]]) + "\n"
 

@@ -17,6 +17,7 @@ __all__ = [
     "label_of",
     "needle_figure",
     "speed_figure",
+    "style_of",
     "tasks_figure",
     "training_figure",
 ]
@@ -24,6 +25,7 @@ __all__ = [
 #: arm -> (label, colour, line style)
 ARM_STYLE = {
     "transformer": ("Transformer++", "#5c6b7a", "-"),
+    "transformer-qknorm": ("Transformer++, QK-norm", "#5c6b7a", "-"),
     "kda": ("KDA", "#d08a2e", "-"),
     "ckda": ("CKDA", "#16548c", "-"),
     "ckda-spread": ("CKDA, spread", "#16548c", "--"),
@@ -34,7 +36,8 @@ ARM_STYLE = {
 }
 
 
-def _style(arm: str) -> tuple[str, str, str]:
+def style_of(arm: str) -> tuple[str, str, str]:
+    """Label, colour and line style of an arm."""
     return ARM_STYLE.get(arm, (arm, "#7a4fa3", "-."))
 
 
@@ -45,7 +48,7 @@ def label_of(arm: str) -> str:
         >>> label_of("kda-hybrid"), label_of("something")
         ('KDA + attn 3:1', 'something')
     """
-    return _style(arm)[0]
+    return style_of(arm)[0]
 
 
 def training_figure(result: "TrainResult") -> Any:
@@ -70,7 +73,7 @@ def training_figure(result: "TrainResult") -> Any:
 def _curves(axes: Any, runs: "Sequence[Run]", keep: Callable[[float], bool]) -> None:
     named: set[str] = set()
     for run in runs:
-        label, colour, style = _style(run.arm)
+        label, colour, style = style_of(run.arm)
         points = [(t / 1e6, loss) for t, loss in run.held_out if keep(t)]
         look = {"color": colour, "linestyle": style, "linewidth": 1.4, "marker": "o", "markersize": 2.5}
         axes.plot(*zip(*points, strict=True), label=None if label in named else label, **look)
@@ -90,7 +93,7 @@ def comparison_figure(result: "Comparison") -> Any:
     arms = list(dict.fromkeys(run.arm for run in runs))
     for run in runs:
         place, loss = arms.index(run.arm), run.held_out[-1][1]
-        right.plot(loss, place, "o", color=_style(run.arm)[1], markersize=6)
+        right.plot(loss, place, "o", color=style_of(run.arm)[1], markersize=6)
         right.annotate(f"{loss:.3f}", (loss, place), (0, 6), textcoords="offset points", ha="center", fontsize=7)
     right.set_yticks(range(len(arms)), [label_of(arm) for arm in arms])
     right.set_ylim(len(arms) - 0.4, -0.6)
@@ -108,7 +111,7 @@ def speed_figure(result: "Comparison") -> Any:
     figure = empty_figure(figsize=(8.6, 0.6 + 0.42 * max(2, len(seen))))
     left, right = figure.subplots(1, 2, sharey=True)
     labels = [label_of(arm) for arm in seen]
-    colours = [_style(arm)[1] for arm in seen]
+    colours = [style_of(arm)[1] for arm in seen]
     left.barh(labels, [run.tokens_per_second / 1e6 for run in seen.values()], color=colours)
     left.set_xlabel("million tokens a second")
     right.barh(labels, [run.memory_gib or 0.0 for run in seen.values()], color=colours)

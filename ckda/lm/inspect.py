@@ -27,7 +27,7 @@ from ckda.lm.data import TokenStore
 from ckda.lm.models import config_of, load_model, text_tokenizer
 from ckda.models import ComplexKDAForCausalLM
 from ckda.page import empty_figure
-from ckda.record import environment, read_json, write_json
+from ckda.record import environment, read_json, write_record
 
 __all__ = ["Checkpoint", "Inspection", "Layer", "LayerUse", "Question", "gate_use", "inspect_figure", "rotates", "run"]
 
@@ -398,7 +398,7 @@ def run_command(args: argparse.Namespace) -> int:
         say(f"{fraction:.0%} looked at, about {left:.0f} s left")
 
     found = run(filled(Question, args, paths=tuple(args.paths), device=pick_device(args.device)), show)
-    written = write_json(out / "inspect-lm.json", {"what": "ckda inspect lm"} | asdict(found))
+    written = write_record(out / "inspect-lm.json", {"what": "ckda inspect lm"} | asdict(found))
     inspect_figure(found).savefig(out / "inspect-lm.png", dpi=160)
     if args.json:
         print(written.read_text(), end="")

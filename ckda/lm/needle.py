@@ -23,7 +23,7 @@ from ckda.command import every, filled, make_folder, pick_names, pick_whole
 from ckda.lm.commands import ModelChoice, choose_model
 from ckda.lm.extras import require
 from ckda.lm.figures import needle_figure
-from ckda.record import environment, write_json
+from ckda.record import environment, write_record
 
 __all__ = ["KINDS", "Haystacks", "Needles", "Sample", "answer", "make_samples", "run"]
 
@@ -279,7 +279,7 @@ def run_command(args: argparse.Namespace) -> int:
 
     found = run(choose_model(args, out), wanted, show)
     result = {"what": "ckda needle"} | asdict(found)
-    write_json(out / "needle.json", result)
+    write_record(out / "needle.json", result)
     needle_figure(found).savefig(out / "needle.png", dpi=160)
     if args.json:
         print(json.dumps(result))

@@ -12,6 +12,7 @@ from ckda.command import (
     above_zero,
     add_common_arguments,
     count,
+    entries,
     not_negative,
     positive,
     real,
@@ -122,10 +123,9 @@ _weight_decay = _warmup  # the same range
 def _models() -> str:
     from ckda.models.ladder import ARMS, CONFIGS
 
-    return (
-        f"sizes: tiny (a toy that trains in a minute on a CPU), {', '.join(CONFIGS)}\narms:  {', '.join(ARMS)}\n"
-        "`ckda lm params` counts their parameters; docs/models.md says what the arms are."
-    )
+    sizes = f"tiny (a toy that trains in a minute on a CPU), {', '.join(CONFIGS)}"
+    more = "`ckda lm params` counts their parameters; docs/models.md says what the arms are."
+    return entries([("sizes:", sizes), ("arms:", ", ".join(ARMS)), ("", more)], indent=7)
 
 
 def add_ladder(parser: Parser) -> None:
@@ -136,7 +136,30 @@ def add_ladder(parser: Parser) -> None:
     add("--sizes", default="47M", help="with commas (default: %(default)s)")
     add("--arms", default="transformer,kda,ckda,kda-hybrid,ckda-hybrid", help="with commas (default: %(default)s)")
     add("--tokens", type=_counts, default="6B", help="budgets, with commas (default: %(default)s)")
-    add("--seeds", type=positive, default=1, help="runs of each cell, from seed 0 on (default: %(default)s)")
+    add(
+        "--seeds", type=positive, help="runs of each cell, from seed 0 on (default: 1); of a study, only seeds below it"
+    )
+    add = parser.add_argument_group("our own ladder, by units of minutes (docs/lm.md)").add_argument
+    add(
+        "--study",
+        choices=["sweep", "factors", "ladder", "tracking", "toy"],
+        help="run the units of a study instead of cells",
+    )
+    add("--plan", action="store_true", help="only print the device minutes of every unit that is left, and their sum")
+    add(
+        "--time-limit", type=seconds, default=float("inf"), metavar="SECONDS", help="begin no unit that would end later"
+    )
+    add(
+        "--have",
+        nargs="+",
+        metavar="PATH",
+        help="records (files or folders) of units that are done, besides those in --out",
+    )
+    add("--only", metavar="PATTERN", help="units by name, as '12M-*', with commas")
+    add("--settings", metavar="RECORD", help="collected record of the sweep: its best learning rates and batches")
+    add("--size", help="of the studies factors and tracking, as own-25M")
+    add("--budgets", type=_counts, help="token budgets instead of the study's own, with commas, as 60M")
+    add("--collect", nargs="+", metavar="PATH", help="train nothing: merge these records in --out and draw")
     add = parser.add_argument_group("who trains them").add_argument
     add("--launcher", choices=["local", "slurm"], default="local", help="(default: %(default)s)")
     add("--ranks", type=positive, default=1, help="processes a cell on one node, through torchrun")
@@ -182,7 +205,7 @@ def add_eval(parser: Parser) -> None:
 def _tasks() -> str:
     from ckda.lm.evaluate import HARNESS, OFFLINE
 
-    return f"tasks offline:    {', '.join(OFFLINE)}\ntasks by lm-eval: {', '.join(HARNESS)}"
+    return entries([("tasks offline:", ", ".join(OFFLINE)), ("tasks by lm-eval:", ", ".join(HARNESS))], indent=18)
 
 
 def add_generate(parser: Parser) -> None:

@@ -312,7 +312,8 @@ def _tokenizer_for(
             trained = _watched(lambda: train_tokenizer(texts, int(size)), "training the tokenizer", say, stop)
             write_text(place, trained.to_str())
         return load_tokenizer(str(place))
-    tokenizer = load_tokenizer(options.tokenizer)
+    looking = f"looking for the tokenizer {options.tokenizer!r}, here and on the Hugging Face hub"
+    tokenizer = _watched(lambda: load_tokenizer(options.tokenizer), looking, say, stop)
     write_text(place, tokenizer.to_str())
     return tokenizer
 

@@ -10,7 +10,9 @@ from ckda.lm.recipe import peak_flops
 from ckda.lm.replay import WARM
 from ckda.lm.train import Trainer, prefetched
 
-__all__ = ["busy_fraction", "measure", "union"]
+__all__ = ["PROFILED", "busy_fraction", "measure", "union"]
+
+PROFILED = 5  #: updates under the profiler
 
 
 def union(spans: list[tuple[float, float]]) -> float:
@@ -27,7 +29,7 @@ def union(spans: list[tuple[float, float]]) -> float:
     return total
 
 
-def busy_fraction(trainer: Trainer, steps: int = 5) -> dict[str, Any]:
+def busy_fraction(trainer: Trainer, steps: int = PROFILED) -> dict[str, Any]:
     """Of the time from the first kernel to the last over `steps` updates, the part in which some kernel runs.
 
     Kernels of a CUDA graph count one by one. The profiler slows launches, so the true fraction is no smaller; it stays loaded and
@@ -79,8 +81,14 @@ def _profiled(trainer: Trainer, batches: Any, steps: int) -> dict[str, Any]:
 def measure(trainer: Trainer, warmup: int = WARM + 3, steps: int = 20, profile: bool = True) -> dict[str, Any]:
     """Time `steps` steady updates after a warm-up, without any look at the losses between; then profile a few more.
 
-    `recorded` says whether the timed updates replayed a CUDA graph, `eager_because` why not.
+    `recorded` says whether the timed updates replayed a CUDA graph, `eager_because` why not. The recipe must have room for all of
+    them: past its end there is no learning rate.
     """
+    needed = trainer.step + warmup + steps + (PROFILED + 1 if profile else 0)
+    if needed > trainer.recipe.steps:
+        raise ValueError(
+            f"the recipe has {trainer.recipe.steps} updates; timing after update {trainer.step} needs {needed}"
+        )
     device = trainer.world.device
     cuda = device.type == "cuda"
 

@@ -74,7 +74,7 @@ class Recipe:
         return self.steps - round(self.cooldown * self.steps) if self.branch is None else self.branch
 
     def factor(self, step: int) -> float:
-        """The share of the peak learning rate at update `step` (from 0)."""
+        """The share of the peak learning rate at update `step` (from 0); never negative, and at its last value past the end."""
         rising = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
         if self.schedule == "constant":
             return rising

@@ -26,12 +26,16 @@ class ComplexKDAConfig(PreTrainedConfig):
         hybrid: None, or the mixer that takes every `hybrid_every`-th block instead (block i with (i + 1) % hybrid_every == 0).
         layer_mixers: the mixer of every block by name, instead of the pattern of the two lines above.
         num_heads, head_dim: H and K of every mixer. num_v_heads, head_v_dim: HV and V of the recurrent ones (default: H, K).
-        gate_init, beta_init: "standard" or "spread" (app:initialization), for mixers with signed gates and with beta to 2.
+        gate_init, beta_init: "standard" or "spread" (app:initialization), for mixers with signed gates and with beta to 2;
+            beta_init may be "half": beta starts at 0.5 on average.
         conv_size: taps of the short convolutions; 0 for none. activate: which of "q", "k", "v" pass through SiLU.
         output_gate: of the recurrent mixers: "lowrank", "linear" (full rank) or None.
         qk_norm: RMSNorm of q and k per head in attention. rope_theta: base of the rotary positions of "attention" and
             "sliding-attention". sliding_window: tokens that "sliding-attention" sees, its own included.
         norm_eps: of all norms. initializer_range: standard deviation of matrices and embeddings at the start.
+        residual_init: "flat", or "scaled": the SwiGLU's down projection and attention's output projection start at
+            initializer_range / sqrt(2 num_hidden_layers), as in Megatron. mixer_init: of the matrices in recurrent mixers:
+            "normal", at initializer_range, or "torch", as torch starts a Linear.
         conv_init: standard deviation of the convolutions at the start; None: uniform in +-size^-1/2, as torch's.
         tie_word_embeddings: one matrix for the embedding and the output. loss_chunk: tokens a chunk of the loss.
         backend: of :func:`ckda.complex_kda`.
@@ -70,6 +74,8 @@ class ComplexKDAConfig(PreTrainedConfig):
     norm_eps: float | int = 1e-5
     initializer_range: float | int = 0.02
     conv_init: float | int | None = None
+    residual_init: str = "flat"
+    mixer_init: str = "normal"
     tie_word_embeddings: bool = True
     loss_chunk: int = 4096
     backend: str = "auto"
@@ -118,7 +124,9 @@ class ComplexKDAConfig(PreTrainedConfig):
                 raise ValueError(f"a mixer is {mixer!r}; it must be one of {', '.join(map(repr, known))}")
         choices: dict[str, tuple[object, ...]] = {
             "gate_init": ("standard", "spread"),
-            "beta_init": ("standard", "spread"),
+            "beta_init": ("standard", "spread", "half"),
+            "residual_init": ("flat", "scaled"),
+            "mixer_init": ("normal", "torch"),
             "output_gate": ("lowrank", "linear", None),
         }
         for name, allowed in choices.items():

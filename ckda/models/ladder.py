@@ -1,6 +1,10 @@
-"""The paper's model sizes as data (tab:ladder-configs, tab:model-configs), and their parameter totals beside the printed ones."""
+"""The paper's model sizes as data (tab:ladder-configs, tab:model-configs), our own small ladder, and their parameter totals.
 
-from dataclasses import dataclass, field
+SiLU on q, k and v is a matter of the size, never of the arm: the authors' ladder and 1.3B runs have it in no recurrent arm, their
+340M table has it in all of them. An arm that differs says so in its name.
+"""
+
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -13,6 +17,8 @@ from ckda.models.mixers import ATTENTION
 __all__ = [
     "ARMS",
     "CONFIGS",
+    "OWN",
+    "OWN_ARMS",
     "Rung",
     "Total",
     "build",
@@ -22,7 +28,8 @@ __all__ = [
     "totals",
 ]
 
-#: what is compared: arm -> what it sets in the configuration. The spreads and SiLU choices are those of tab:lm_res.
+#: what is compared: arm -> what it sets in the configuration. The spreads and SiLU choices are those of tab:lm_res; "-silu" is with
+#: all three where the size has none.
 ARMS: dict[str, dict[str, Any]] = {
     "transformer": {"mixer": "attention"},
     "transformer-qknorm": {"mixer": "attention", "qk_norm": True},
@@ -32,9 +39,14 @@ ARMS: dict[str, dict[str, Any]] = {
     "ckda-hybrid": {"mixer": "ckda", "hybrid": "gated-attention"},
     "kda-beta2": {"mixer": "kda-beta2"},
     "kda-beta2-no-key-silu": {"mixer": "kda-beta2", "activate": ["q", "v"]},
+    "kda-signed": {"mixer": "kda-signed"},
     "kda-signed-spread": {"mixer": "kda-signed", "gate_init": "spread"},
+    "kda-silu": {"mixer": "kda", "activate": ["q", "k", "v"]},
+    "ckda-silu": {"mixer": "ckda", "activate": ["q", "k", "v"]},
+    "ckda-half": {"mixer": "ckda", "beta_init": "half"},
     "ckda-spread": {"mixer": "ckda", "gate_init": "spread"},
     "ckda-no-key-silu": {"mixer": "ckda", "activate": ["q", "v"]},
+    "kda-no-silu": {"mixer": "kda", "activate": []},
     "ckda-no-silu": {"mixer": "ckda", "activate": []},
     "ckda-spread-no-key-silu": {"mixer": "ckda", "gate_init": "spread", "activate": ["q", "v"]},
     "ckda-spread-both": {"mixer": "ckda", "gate_init": "spread", "beta_init": "spread"},
@@ -65,7 +77,12 @@ class Rung:
     warmup_steps: int
     schedule: str  #: "wsd" (the last fifth decays) or "cosine" (to a tenth)
     output_gate: str = "lowrank"
-    arms: dict[str, dict[str, Any]] = field(default_factory=dict)  #: what an arm sets otherwise in this column
+    activate: tuple[str, ...] = (
+        "q",
+        "k",
+        "v",
+    )  #: which of them pass through SiLU, in every recurrent arm that names no other
+    residual_init: str = "flat"  #: of :class:`ComplexKDAConfig`
     paper: dict[str, float] = field(default_factory=dict)  #: printed total in millions
     note: str = ""
 
@@ -78,7 +95,10 @@ def _column(
     printed: tuple[float, float, float],
     **other: Any,
 ) -> Rung:
-    """A column of tab:ladder-configs; widths and totals of Transformer++, of KDA and CKDA, and of the hybrids."""
+    """A column of tab:ladder-configs; widths and totals of Transformer++, of KDA and CKDA, and of the hybrids.
+
+    The paper does not say how matrices start; its ladder was trained in Megatron, which scales residual outputs.
+    """
     dense, recurrent, hybrid = widths
     settings: dict[str, Any] = {
         "head_dim": 64,
@@ -87,6 +107,8 @@ def _column(
         "context": 4096,
         "warmup_steps": 2000,
         "schedule": "wsd",
+        "activate": (),
+        "residual_init": "scaled",
         **other,
     }
     return Rung(
@@ -131,6 +153,19 @@ def _small(vocab_size: int, note: str, paper: dict[str, float]) -> Rung:
         note=note,
     )
 
+
+def _own(hidden: int, layers: int, widths: tuple[int, int, int], batch: tuple[int, ...] = (16,), **other: Any) -> Rung:
+    """A rung of our own ladder: the paper's proportions under a vocabulary of 16,384, sequences of 2048 tokens."""
+    settings: dict[str, Any] = {"vocab_size": 16384, "context": 2048, "warmup_steps": 200, "learning_rate": (2e-3,)}
+    rung = _column(hidden, layers, hidden // 64, widths, (0, 0, 0), batch_sequences=batch, **settings | other)
+    return replace(rung, paper={}, note="our own ladder; the total is for a vocabulary of 16,384")
+
+
+#: the arms of our own ladder
+OWN_ARMS = ("transformer-qknorm", "kda", "ckda", "kda-hybrid", "ckda-hybrid")
+
+#: the sizes of our own ladder, smallest first
+OWN = ("own-6M", "own-12M", "own-25M", "own-47M")
 
 #: the sizes by name
 CONFIGS: dict[str, Rung] = {
@@ -183,9 +218,8 @@ CONFIGS: dict[str, Rung] = {
         batch_sequences=(128,),
         warmup_steps=1908,
         schedule="cosine",
-        # the authors' code removes SiLU on q, k and v here; the paper says on keys: that is the arm ckda-no-key-silu
-        arms={"ckda": {"activate": []}, "ckda-hybrid": {"activate": []}},
-        note="FineWeb-Edu; CKDA without SiLU on q, k and v as in the authors' code (the paper's text: on keys)",
+        residual_init="flat",
+        note="FineWeb-Edu; no SiLU on q, k and v in any arm, as in the authors' code (the paper's text: CKDA without it on keys)",
     ),
     "340M": _small(
         50304,
@@ -202,6 +236,10 @@ CONFIGS: dict[str, Rung] = {
     "340M-65k": _small(
         65536, "the vocabulary that the paper's text and table state; the printed totals are not of it", {}
     ),
+    "own-6M": _own(192, 5, (768, 704, 704)),
+    "own-12M": _own(256, 8, (1024, 960, 960)),
+    "own-25M": _own(384, 8, (1536, 1472, 1408)),
+    "own-47M": _own(448, 12, (1792, 1728, 1664)),
 }
 
 
@@ -231,8 +269,10 @@ def build(size: str, arm: str, **overrides: Any) -> ComplexKDAConfig:
         "intermediate_size": rung.intermediate.get(arm, rung.intermediate[""]),
         "max_position_embeddings": rung.context,
         "output_gate": rung.output_gate,
+        "activate": list(rung.activate),
+        "residual_init": rung.residual_init,
     }
-    return ComplexKDAConfig(**settings | ARMS[arm] | rung.arms.get(arm, {}) | overrides)
+    return ComplexKDAConfig(**settings | ARMS[arm] | overrides)
 
 
 def num_parameters(config: ComplexKDAConfig) -> int:
@@ -297,7 +337,7 @@ def totals(arms: tuple[str, ...] | None = None) -> list[Total]:
     """
     rows = []
     for size, rung in CONFIGS.items():
-        table = rung.paper or CONFIGS["340M"].paper
+        table = OWN_ARMS if size in OWN else rung.paper or CONFIGS["340M"].paper
         for arm in arms or table:
             rows.append(Total(size, arm, _count(size, arm), rung.paper.get(arm)))
     return rows

@@ -61,6 +61,8 @@ class Block(GradientCheckpointingLayer):
         self.mixer: Any = build_mixer(config, config.mixers()[index])
         self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
+        for out in (self.mlp.down_proj, *([self.mixer.o_proj] if isinstance(self.mixer, Attention) else [])):
+            out.writes_residual = True  # type: ignore[assignment]  # what residual_init is about
 
     def forward(
         self,
@@ -122,7 +124,9 @@ class ComplexKDAPreTrainedModel(PreTrainedModel):
         Called on the parts before the whole, and by `from_pretrained` on what a checkpoint lacks.
         """
         if isinstance(module, nn.Linear | nn.Embedding):
-            nn.init.normal_(module.weight, std=self.config.initializer_range)
+            scaled = self.config.residual_init == "scaled" and getattr(module, "writes_residual", False)
+            depth = (2 * self.config.num_hidden_layers) ** -0.5 if scaled else 1.0
+            nn.init.normal_(module.weight, std=self.config.initializer_range * depth)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, RMSNorm | HeadNorm):
@@ -133,10 +137,19 @@ class ComplexKDAPreTrainedModel(PreTrainedModel):
             else:
                 nn.init.normal_(module.weight, std=self.config.conv_init)
         elif isinstance(module, ComplexKDA):
+            if self.config.mixer_init == "torch":
+                _start_as_torch(module)
             loaded = {n: p.clone() for n, p in module.named_parameters() if getattr(p, "_is_hf_initialized", False)}
             module.init_gates()
             for name, value in loaded.items():
                 module.get_parameter(name).copy_(value)
+
+
+def _start_as_torch(mixer: nn.Module) -> None:
+    """Every matrix of a mixer that no checkpoint filled, as torch starts a Linear; biases zero."""
+    for module in mixer.modules():
+        if isinstance(module, nn.Linear) and not getattr(module.weight, "_is_hf_initialized", False):
+            nn.init.kaiming_uniform_(module.weight, a=5**0.5)
 
 
 class ComplexKDAModel(ComplexKDAPreTrainedModel):

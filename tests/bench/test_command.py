@@ -1,13 +1,21 @@
 """``ckda bench`` on a machine without a GPU: it checks, times, writes JSON and a figure, and refuses what is not there."""
 
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
 from ckda.bench import command as bench
+from ckda.bench import cudnn, peers, throughput
+from ckda.bench.options import Shape
 from ckda.cli import main
+from ckda.ops import Call, complex_kda
+from ckda.ops import fla as fla_backend
 
 
 def test_a_smoke_run_writes_what_it_measured(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -23,8 +31,13 @@ def test_a_smoke_run_writes_what_it_measured(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_a_wrong_peer_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = bench.Peer("ckda", "signed", lambda call: bench.complex_kda(**call)[0] * 1.1)
-    monkeypatch.setattr(bench, "peers", lambda device, wanted: [wrong])
+    ours = peers.peers("cpu", ["ckda"])[0]
+
+    def bind(call: dict, do: torch.Tensor) -> peers.Bound:
+        bound = ours.bind(call, do)
+        return peers.Bound(lambda: bound.forward() * 1.1, bound.both)
+
+    monkeypatch.setattr(bench, "peers", lambda *_: [ours._replace(bind=bind)])
     assert main(["bench", "--smoke", "--device", "cpu", "--out", str(tmp_path)]) == 1
     assert not (tmp_path / "bench.json").exists()
 
@@ -56,3 +69,125 @@ def test_the_host_is_timed_without_a_gpu_too(tmp_path: Path) -> None:
     }
     assert all(ms > 0 for parts in stored["host_ms"].values() for ms in parts.values())
     assert stored["first_call_s"] is None
+
+
+def test_a_second_run_measures_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["bench", "--smoke", "--device", "cpu", "--out", str(tmp_path)]
+    assert main([*words, "--peer", "ckda"]) == 0
+    (first,) = json.loads((tmp_path / "bench.json").read_text())["rows"]
+    assert main(words) == 0
+    kept, new = json.loads((tmp_path / "bench.json").read_text())["rows"]
+    assert (kept, new["peer"]) == (first, "kda")
+
+
+def test_a_record_of_another_commit_is_not_mixed_in(tmp_path: Path, refused: Callable) -> None:
+    words = ["bench", "--smoke", "--device", "cpu", "--out", str(tmp_path)]
+    assert main(words) == 0
+    record = json.loads((tmp_path / "bench.json").read_text())
+    record["environment"]["commit"] = "another"
+    (tmp_path / "bench.json").write_text(json.dumps(record))
+    refused(words, "commit another.*--fresh")
+    assert main([*words, "--fresh"]) == 0
+
+
+def test_the_throughput_of_a_smoke_run(tmp_path: Path) -> None:
+    assert main(["bench", "--throughput", "--smoke", "--device", "cpu", "--out", str(tmp_path)]) == 0
+    stored = json.loads((tmp_path / "throughput.json").read_text())
+    assert [(row["peer"], row["shape"]["T"]) for row in stored["rows"]] == [
+        (name, T) for T in (32, 64) for name in ("ckda", "kda")
+    ]
+    row = stored["rows"][0]
+    assert row["tokens_per_second"] == pytest.approx(1e3 * 64 / row["rounds_ms"][0])
+    assert max(stored["errors"]["ckda"].values()) < 1e-4
+
+
+def test_the_throughput_figure_has_a_bar_for_every_row_that_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.axes import Axes
+
+    bars: dict[str, list[float]] = {}
+    plain = Axes.bar
+
+    def bar(axis: Axes, places: list[float], rates: list[float], *more: Any, label: str, **options: Any) -> Any:
+        bars[label] = rates
+        return plain(axis, places, rates, *more, label=label, **options)
+
+    monkeypatch.setattr(Axes, "bar", bar)
+    rows = [
+        {"peer": peer, "shape": {"B": 1, "T": T, "H": 1, "D": 8}, "tokens_per_second": rate, "spread": 1e4}
+        for peer, T, rate in (("made up", 32, 1e6), ("made up", 64, 2e6), ("another", 64, 3e6))
+    ]
+    rows.append({"peer": "another", "shape": rows[0]["shape"], "failed": "made up"})
+    path = throughput.draw({"rows": rows, "environment": {"device": "none"}, "dtype": "float32"}, tmp_path / "x.png")
+    assert path is not None
+    assert bars == {"made up": [1.0, 2.0], "another": [3.0]}
+    assert path.stat().st_size > 5_000
+
+
+def test_a_folder_without_cudnn_is_refused(tmp_path: Path, refused: Callable) -> None:
+    words = ["bench", "--smoke", "--device", "cpu", "--out", str(tmp_path / "out")]
+    refused([*words, "--cudnn", str(tmp_path)], "cuda_host.py is not there; .*cudnn_folder.py")
+    refused([*words, "--peer", "cudnn kda"], "--cudnn FOLDER")
+
+
+def test_cudnn_gets_the_tensors_of_the_call_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As benchmarks of its own call it: addresses, then tokens, sequences and heads (backward: tokens, heads, sequences)."""
+    told: dict[str, tuple] = {}
+
+    class Host:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def launch(self, *arguments: int) -> None:
+            told[self.name] = arguments
+
+        def workspace_bytes(self, tokens: int, heads: int, sequences: int) -> int:
+            return tokens * heads * sequences
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: type("Stream", (), {"cuda_stream": 7}))
+    call = peers.given_inputs(-0.03)(Shape(2, 4, 3, 128), "cpu", torch.bfloat16, 0)
+    do = torch.ones(2, 4, 3, 128, dtype=torch.bfloat16)
+    bound = cudnn.bind_launches(Host("forward"), Host("backward"), call, do)
+    gradients = bound.both()
+    addresses = [call[name].data_ptr() for name in ("q", "k", "v", "g", "beta")]
+    assert told["forward"][:7] == (0, 7, *addresses)
+    assert told["forward"][-3:] == (8, 2, 3)
+    assert told["backward"][3:9] == (do.data_ptr(), *addresses)
+    assert told["backward"][-9:-4] == tuple(x.data_ptr() for x in gradients)
+    assert told["backward"][-3:] == (8, 3, 2)
+    assert [x.shape for x in gradients] == [call[name].shape for name in ("q", "k", "v", "g", "beta")]
+    with pytest.raises(ValueError, match="heads of 128"):
+        cudnn.bind_launches(None, None, peers.given_inputs(-1)(Shape(1, 4, 1, 64), "cpu", torch.bfloat16, 0), do)
+
+
+def test_the_gauge_is_the_same_under_torch_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for FLA's chunk_kda: the signs are absorbed outside of it, and it sees none."""
+
+    def chunk_kda(*, q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float, initial_state: Any, **_: Any) -> Any:
+        return complex_kda(q, k, v, g, beta, scale=scale, initial_state=initial_state, output_final_state=True)
+
+    module = ModuleType("fla.ops.kda")
+    module.chunk_kda = chunk_kda  # type: ignore[attr-defined]
+    for name in ("fla", "fla.ops"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "fla.ops.kda", module)
+
+    def gauge(call: dict[str, Any]) -> torch.Tensor:
+        return fla_backend.forward(Call(**call))[0]
+
+    call = peers.inputs(Shape(1, 40, 2, 16), "cpu", torch.float32, 0)
+    do = torch.randn(1, 40, 2, 16)
+    bound = peers.compiled(gauge, backend="eager")(call, do)
+    torch.testing.assert_close(bound.forward(), complex_kda(**call)[0], rtol=1e-4, atol=1e-5)
+    wanted = torch.autograd.grad(complex_kda(**call)[0], peers.leaves(call), do)
+    for got, want in zip(bound.both(), wanted, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+
+
+def test_the_plan_adds_up_without_running_anything(capsys: pytest.CaptureFixture, refused: Callable) -> None:
+    assert main(["bench", "--plan", "--sweep", "--row", "softplus", "--host", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert set(told["seconds"]) == {"sweep: main", "sweep: softplus", "host"}
+    assert told["total"] == pytest.approx(sum(told["seconds"].values()))
+    refused(["bench", "--plan"], "name what is planned")

@@ -23,6 +23,22 @@ def test_a_smoke_run_measures_every_row(tmp_path: Path) -> None:
     assert (tmp_path / "sweep.png").stat().st_size > 10_000
 
 
+def test_a_sweep_that_was_cut_short_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["bench", "--sweep", "--smoke", "--device", "cpu", "--out", str(tmp_path)]
+    assert main([*words, "--row", "softplus"]) == 0
+    first = json.loads((tmp_path / "sweep.json").read_text())["rows"]
+    measured: list[str] = []
+    plain = sweep.measure_row
+    monkeypatch.setattr(sweep, "measure_row", lambda row, *more: (measured.append(row.name), plain(row, *more))[1])
+    assert main([*words, "--row", "softplus", "--row", "states"]) == 0
+    second = json.loads((tmp_path / "sweep.json").read_text())["rows"]
+    assert measured == ["main", "states"]  # the main row again: what is new is compared with its own run's
+    assert second[:2] == first
+    assert all(x["forward"]["host"] > 0 and x["host_load"] >= 0 for x in second)
+    reached = json.loads((tmp_path / "bounds.json").read_text())["rows"]["states"]["reached"]
+    assert reached == second[2]["forward+backward"]["mean"] / second[2]["main_ms"]
+
+
 @pytest.mark.parametrize(
     ("words", "told"), [(["--sweep", "--row", "nothing"], "nothing"), (["--peer", "nobody"], "nobody")]
 )
@@ -39,6 +55,16 @@ def test_the_record_has_or_misses_every_row_by_name_and_a_reason_for_each_miss()
     assert all(name in (RECORD.parent / "README.md").read_text() for name in missing)
     for name, x in stored["rows"].items():
         assert x["at_most"] is None or x["reached"] <= x["at_most"] or x["reason"], name
+
+
+def test_a_candidate_stands_beside_what_is_chosen_now() -> None:
+    rows = (*sweep.ROWS, *sweep.CANDIDATES)
+    named = [row for row in sweep.CANDIDATES if row.backend != "auto"]
+    assert named
+    for row in named:
+        shape = (row.B, row.T, row.H, row.HV, row.K, row.V, row.dtype, row.gate)
+        twins = [x for x in rows if x.backend == "auto" and (x.B, x.T, x.H, x.HV, x.K, x.V, x.dtype, x.gate) == shape]
+        assert twins, row.name
 
 
 @pytest.mark.parametrize("regime", ["mild", "harsh"])

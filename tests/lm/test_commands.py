@@ -169,3 +169,29 @@ def test_configurations_by_name(tmp_path: Path) -> None:
     assert config_of("1.3B:ckda", backend="chunked").backend == "chunked"
     with pytest.raises(ValueError, match="SIZE:ARM"):
         config_of("ckda")
+
+
+def test_a_study_is_planned_run_in_parts_and_collected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two calls with records of their own, as on two machines."""
+    assert main(["lm", "ladder", "--study", "ladder", "--plan", "--json", "--out", str(tmp_path / "none")]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["done"] == []
+    assert planned["seconds"] == pytest.approx(sum(unit["seconds"] for unit in planned["units"]), abs=1)
+    assert not (tmp_path / "none").exists()
+    assert main(["lm", "ladder", "--study", "ladder", "--only", "nothing", "--out", str(tmp_path / "none")]) == 2
+    assert "no unit of the study ladder" in capsys.readouterr().err
+    words = ["lm", "ladder", "--study", "toy", "--smoke", "--device", "cpu", "--json", "--budgets", "128"]
+    first = ["--only", "A-kda-seed0-*,A-ckda-seed0-*", "--out", str(tmp_path / "one")]
+    assert main([*words, *first]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["left"] == []
+    data = str(tmp_path / "one" / "tokens")
+    second = ["--only", "A-*", "--data", data, "--have", str(tmp_path / "one"), "--out", str(tmp_path / "two")]
+    assert main([*words, *second, "--time-limit", "0"]) == 3
+    assert len(json.loads(capsys.readouterr().out)["left"]) == 2
+    assert main([*words, *second]) == 0
+    capsys.readouterr()
+    both = ["--collect", str(tmp_path / "one"), str(tmp_path / "two"), "--out", str(tmp_path / "all")]
+    assert main(["lm", "ladder", *both]) == 0
+    assert capsys.readouterr().out.startswith("4 units in ")
+    assert json.loads((tmp_path / "all" / "differences.json").read_text())["differences"][0]["seeds"] == [0, 1]

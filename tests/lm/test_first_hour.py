@@ -76,6 +76,9 @@ def test_one_text_file_is_trained_on_and_its_end_held_out(
     found = json.loads(capsys.readouterr().out)["results"]["tale.txt"]
     assert found["tokens"] == len(whole)
     assert found["loss"] == pytest.approx(first, abs=0.5)
+    assert main(["lm", "eval", str(run), "--text", str(text), "--device", "cpu", "--out", out]) == 0
+    assert "was there already; it is kept in" in capsys.readouterr().err
+    assert json.loads((Path(out) / "earlier/1/eval.json").read_text())["results"]["tale.txt"] == found
     too_long = [*short[:5], "1000", *short[6:], "--fresh"]
     assert main(["lm", "train", "--init-from", str(run), *too_long]) == 0
     assert "no validation" in capsys.readouterr().err

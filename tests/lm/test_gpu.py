@@ -10,10 +10,12 @@ import torch
 
 from ckda.lm import checkpoint
 from ckda.lm.log import read_log
+from ckda.lm.models import config_of
 from ckda.lm.parallel import World
 from ckda.lm.profile import measure
 from ckda.lm.recipe import Recipe
 from ckda.lm.train import Options, Trainer, prefetched
+from ckda.lm.units import Conditions, Unit, evaluate_on, run_unit
 from ckda.models import ComplexKDAConfig, ComplexKDAForCausalLM
 
 from . import worker
@@ -82,8 +84,20 @@ def test_compiled_layers_train(tokens: Path, tmp_path: Path) -> None:
 
 def test_the_profile_sees_kernels(tokens: Path, tmp_path: Path) -> None:
     """Also those inside a CUDA graph."""
-    result = measure(trainer(tokens, tmp_path, small), steps=4)
+    result = measure(trainer(tokens, tmp_path, small, {"steps": 100}), steps=4)
     assert result["recorded"], result["eager_because"]
     assert 0 < result["busy"] <= 1, result.get("reason")
     assert result["kernels_per_step"] > 50
     assert result["tokens_per_second"] > 0
+
+
+def test_a_unit_is_recorded_and_its_cooldown_is_the_straight_run(tokens: Path, tmp_path: Path) -> None:
+    """The trunk goes on from the kept state although its updates are replays of a CUDA graph."""
+    sizes = {"vocab_size": 304, "num_hidden_layers": 1}
+    unit = Unit("u", "tiny:ckda", "A", 1, (1280, 2560), lr=1e-2, batch=2, length=64, warmup=4, changes=sizes, looks=1)
+    found = run_unit(unit, Conditions(str(tokens), "cuda", eval_tokens=512, look_sequences=1, look_sample=2))
+    assert found["eager_because"] is None
+    recipe = {"steps": 20, "length": 64, "batch": 2, "warmup": 4, "lr": 1e-2, "seed": 1, "eval_tokens": 512}
+    one = trainer(tokens, tmp_path, lambda: ComplexKDAForCausalLM(config_of("tiny:ckda", **sizes)), recipe)
+    first_losses(one, 20)
+    assert abs(found["cells"][1]["held_out"] - evaluate_on(one, "held_out")) < 0.02

@@ -1,8 +1,10 @@
 """The paper's printed parameter totals (tab:ladder-configs, tab:model-configs) from the models themselves."""
 
 import pytest
+import torch
 
-from ckda.models import ladder
+from ckda.layers.complex_kda import ComplexKDA
+from ckda.models import ComplexKDAConfig, ComplexKDAForCausalLM, ladder
 
 TOTALS = {(t.size, t.arm): t for t in ladder.totals()}
 LADDER = ("47M", "124M", "302M", "588M", "983M", "1.7B", "1.3B")
@@ -48,9 +50,11 @@ def test_arms_and_sizes_build():
     """Every arm at the smallest size; the choices that differ by column."""
     for arm in ladder.ARMS:
         assert ladder.num_parameters(ladder.build("47M", arm, num_hidden_layers=4)) > 0, arm
-    assert ladder.build("1.3B", "ckda").activate == []
-    assert ladder.build("1.3B", "kda").activate == ["q", "k", "v"]
-    assert ladder.build("47M", "ckda").activate == ["q", "k", "v"]
+    for size in ladder.CONFIGS:  # SiLU is a matter of the size, never of the arm
+        wanted = ["q", "k", "v"] if size.startswith("340M") else []
+        for arm in ("kda", "ckda", "kda-hybrid", "ckda-hybrid"):
+            assert ladder.build(size, arm).activate == wanted, (size, arm)
+    assert ladder.build("47M", "ckda-silu").activate == ladder.build("47M", "kda-silu").activate == ["q", "k", "v"]
     assert ladder.build("1.3B", "ckda").head_dim == 128
     assert not ladder.build("1.3B", "ckda").tie_word_embeddings
     assert ladder.build("340M", "ckda-spread-both").beta_init == "spread"
@@ -64,3 +68,56 @@ def test_the_table_says_all_of_it():
     text = ladder.parameter_table()
     assert "1.3B      ckda-hybrid            1362.26   1362.26" in text
     assert "count with one factor" in text
+
+
+def test_our_own_rungs_are_alike_in_all_arms():
+    for size, wanted in zip(ladder.OWN, (6e6, 12e6, 25e6, 47e6), strict=True):
+        rung = ladder.CONFIGS[size]
+        counted = [ladder.num_parameters(ladder.build(size, arm)) for arm in ladder.OWN_ARMS]
+        assert rung.vocab_size == 16384
+        assert all(abs(total / wanted - 1) < 0.08 for total in counted), (size, counted)
+        assert max(counted) / min(counted) < 1.025, (size, counted)
+        assert ladder.build(size, "ckda").residual_init == ladder.build(size, "transformer").residual_init == "scaled"
+
+
+def test_residual_outputs_and_mixers_start_as_the_configuration_says():
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 64,
+        "intermediate_size": 256,
+        "num_hidden_layers": 8,
+        "num_heads": 2,
+        "head_dim": 32,
+    }
+    torch.manual_seed(0)
+    for arm in ("ckda", "transformer-qknorm"):
+        flat = ComplexKDAForCausalLM(ComplexKDAConfig(**sizes | ladder.ARMS[arm]))
+        scaled = ComplexKDAForCausalLM(
+            ComplexKDAConfig(**sizes | ladder.ARMS[arm], residual_init="scaled", mixer_init="torch")
+        )
+        for model, std in ((flat, 0.02), (scaled, 0.02 / 4)):
+            block = model.model.layers[3]
+            assert abs(float(block.mlp.down_proj.weight.detach().std()) / std - 1) < 0.05
+            assert abs(float(block.mlp.up_proj.weight.detach().std()) / 0.02 - 1) < 0.05
+            if arm != "ckda":
+                assert abs(float(block.mixer.o_proj.weight.detach().std()) / std - 1) < 0.05
+    with_torch = ComplexKDAForCausalLM(ComplexKDAConfig(**sizes, mixer_init="torch")).model.layers[0].mixer
+    assert abs(float(with_torch.q_proj.weight.detach().std()) * (3 * 64) ** 0.5 - 1) < 0.05
+
+
+def test_beta_may_start_at_a_half():
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_heads": 2,
+        "head_dim": 32,
+    }
+    x = torch.randn(2, 50, 64, generator=torch.Generator().manual_seed(0))
+    for beta_init, mean in (("standard", 1.0), ("half", 0.5)):
+        mixer = ComplexKDAForCausalLM(ComplexKDAConfig(**sizes, beta_init=beta_init)).model.layers[0].mixer
+        beta = mixer.transitions(x).beta
+        assert abs(float(beta.detach().mean()) - mean) < 0.05
+    with pytest.raises(ValueError, match="beta_init is 'half'; that needs beta_range=2"):
+        ComplexKDA(32, beta_range=1, beta_init="half")

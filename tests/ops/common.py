@@ -322,8 +322,22 @@ def relative_errors(results: Results, exact: Results) -> dict[str, float]:
 
 #: the kernels on float32, relative to the largest entry: 2e-5, but for the gates' gradients. They are differences of sums over all
 #: later tokens, which the signed gate magnifies up to 74 times where |alpha| is near e^-5; the parameters' are sums that cancel.
-FLOAT32_TOLERANCE = {"dg": 5e-5, "dA_log": 1e-4, "ddt_bias": 1e-4}
+FLOAT32_TOLERANCE = {"dg": 5e-5, "dA_log": 5e-6, "ddt_bias": 1e-4}  # dA_log: of the sum of its terms' sizes
 FEW_CHANNELS = 16
+
+
+def terms_of_A_log(x: Comparison) -> float:
+    """The sum of the sizes of the terms that add up to A_log's gradient, the largest of all heads.
+
+    One number is a sum over all tokens and channels; where the terms cancel (74 times seen), an error that is small beside
+    every term is large beside the sum, and whether it passes is up to the rounding of the machine.
+    """
+    g, dg = x.call["g"].double(), x.oracle["dg"].double()
+    raw = g if x.call.get("dt_bias") is None else g + x.call["dt_bias"].double().view(g.shape[-2:])
+    by_log = torch.nn.functional.softplus(raw) / torch.sigmoid(raw) if x.call["gate"] == "softplus" else raw
+    terms = dg * by_log
+    torch.testing.assert_close(terms.sum((0, 1, 3)), x.oracle["dA_log"].double(), rtol=1e-9, atol=1e-12)
+    return terms.abs().sum((0, 1, 3)).max().item()
 
 
 def check_kernels(draws: Sequence[Comparison], rule: bool = True) -> None:
@@ -342,6 +356,8 @@ def check_kernels(draws: Sequence[Comparison], rule: bool = True) -> None:
     if dtype == torch.float32:
         for x in draws:
             errors = relative_errors(x.results, x.oracle)
+            if "dA_log" in errors:
+                errors["dA_log"] *= _size("dA_log", x.oracle) / terms_of_A_log(x)
             wrong = {name: error for name, error in errors.items() if error > FLOAT32_TOLERANCE.get(name, 2e-5)}
             assert not wrong, f"relative errors: {wrong}"
         broken = [x for x in found if rule and x.name not in FLOAT32_TOLERANCE and x.ratio > 2]

@@ -631,16 +631,16 @@ def test_when_the_kernels_for_hopper_serve_a_call(monkeypatch: pytest.MonkeyPatc
     for changes in served:
         assert _form(**({"B": 1} | fit | changes)) == "triton-hopper"
     others: dict[str, dict[str, Any]] = {
-        "K from 32 to 128": {"K": 24},
+        "K from 32 to 128 or 256": {"K": 24},
         "multiples of 8": {"K": 36},
         "V from 32": {"V": 16},
         "whole chunks": {"T": 65, "V": 256},
         "logits of beta": {"beta_range": None, "V": 256},
         "no packing": {"cu_seqlens": [0, 64], "V": 256},
-        "K = 64 or 128": {"K": 96, "V": 256},
+        "K = 64, 128 or 256": {"K": 96, "V": 256},
+        "256 channels take logits of beta": {"K": 256, "beta_range": None},
         "take bfloat16": {"dtype": torch.float16, "K": 128, "V": 256},
         "bfloat16 or float16": {"dtype": torch.float32},
-        "more than 64 channels": {"dtype": torch.float16},
     }
     for words, changes in others.items():
         call = OpCall(**make_call(**({"B": 1, "dtype": torch.bfloat16} | fit | changes)))
@@ -648,6 +648,18 @@ def test_when_the_kernels_for_hopper_serve_a_call(monkeypatch: pytest.MonkeyPatc
         assert form == "triton-portable"
         assert words in reason
         assert words in str(hopper.refuses(call))
+
+
+@pytest.mark.parametrize("changes", [{"K": 256, "V": 256}, {"K": 256, "V": 64}, {"dtype": torch.float16}])
+def test_kernels_that_no_gpu_has_tried_are_for_those_who_name_them(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hopper, "device_refuses", lambda device: None)
+    call = OpCall(**make_call(**({"B": 1, "T": 64, "K": 64, "V": 128, "dtype": torch.bfloat16} | changes)))
+    form, reason = kernels.choose_form(call)
+    assert form == "triton-portable"
+    assert str(hopper.unmeasured(call)) in reason
+    assert kernels.hopper.refuses(call) is None
 
 
 def test_the_question_for_hopper_can_be_compiled() -> None:

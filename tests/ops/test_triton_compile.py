@@ -15,9 +15,16 @@ from ckda.ops import triton
 pytest.importorskip("triton")
 
 #: compute capability -> the calls (EXAMPLES of ckda/ops/triton/compile.py) whose kernels are compiled. Those of sm_90 have every
-#: kernel, both precisions, gates with and without a bound, and packed sequences; wide float32 heads take the most shared memory.
+#: kernel, both precisions, gates with and without a bound, and packed sequences; wide heads take the most shared memory.
 WANTED = {
-    90: ["bf16 128x128", "bf16 64x64, groups", "bf16 32x32 given, packed", "fp32 16x16", "fp32 256x256"],
+    90: [
+        "bf16 128x128",
+        "bf16 64x64, groups",
+        "bf16 32x32 given, packed",
+        "fp32 16x16",
+        "fp32 256x256",
+        "bf16 256x256",
+    ],
     80: ["bf16 64x64, groups"],
     89: ["bf16 16x16", "fp32 128x128"],
     100: ["bf16 16x16"],
@@ -85,6 +92,7 @@ def test_products_start_small(compiled: list[Any]) -> None:
 def test_the_main_kernels_hardly_spill(compiled: list[Any]) -> None:
     main = [row for row in compiled if row[:2] == (90, "bf16 128x128")]
     assert len(main) >= 7
+    main += [row for row in compiled if row[:2] == (90, "bf16 256x256, by name")]
     if main[0][3]["registers"] < 0:
         pytest.skip("this build of Triton has no cuobjdump to read registers with")
     spilled = {row[2]: row[3]["spills"] for row in main if row[3]["spills"] > SPILLS_LIMIT}

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import numpy as np
 
-from ckda.command import make_folder, pick_names
+from ckda.command import entries, make_folder, pick_names
 from ckda.experiments.audio.model import ARMS
 from ckda.experiments.audio.recipes import RECIPES
 from ckda.experiments.audio.records import collect, write_compact, write_summary
 from ckda.experiments.audio.report import draw, markdown, page_of, print_result
 from ckda.experiments.audio.run import COMPARED, PAPER_LENGTH, AudioConfig, AudioResult, run, stereo_loop
 from ckda.experiments.audio.task import LENGTHS, RATE, playable, wav_bytes
+from ckda.experiments.common.store import keep_report
 from ckda.record import write_bytes, write_json, write_text
 from ckda.train.recipe import steps_word
 
@@ -21,8 +22,7 @@ __all__ = ["run_command"]
 def run_command(args: argparse.Namespace) -> int:
     """Train what is missing, evaluate, draw; returns the exit status."""
     if args.recipes:
-        for name, text in RECIPES.listing():
-            print(f"{name:28s} {text}")
+        print(entries(RECIPES.listing()))
         return 0
     return _collect(args) if args.collect else _train(args)
 
@@ -52,6 +52,7 @@ def _train(args: argparse.Namespace) -> int:
     stereo = stereo_loop(config)
     out = make_folder(args.out)
     result = run(config, quiet=args.json)
+    keep_report(out, "audio.json", set(result.runs), ("table.md", "report.html"))
     write_json(out / "audio.json", result.to_json())
     write_bytes(out / "loop.wav", wav_bytes(stereo, RATE))
     length = LENGTHS[3] if args.smoke else PAPER_LENGTH

@@ -5,16 +5,17 @@ otherwise is scored anew from its weights.
 """
 
 import io
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from ckda.record import read_json, write_bytes, write_json
+from ckda.record import read_json, set_aside, write_bytes, write_json
 from ckda.train import Ensemble
 
-__all__ = ["Files", "Store", "collect_records", "differences", "plain", "save_weights"]
+__all__ = ["Files", "Store", "collect_records", "differences", "keep_report", "plain", "save_weights"]
 
 
 class Files(NamedTuple):
@@ -64,12 +65,31 @@ class Store:
             )
         return record
 
+    def say_known(self, names: Sequence[str]) -> None:
+        """On standard error: these runs are finished."""
+        if names:
+            print(f"finished before, not trained again (--fresh would): {', '.join(names)}", file=sys.stderr)
+
     def finish(self, name: str, record: dict[str, Any], weights: dict[str, Any]) -> None:
         """Leave record and weights, and drop the checkpoint."""
         files = self.files(name)
         save_weights(files.weights, weights)
         write_json(files.record, record)
         files.checkpoint.unlink(missing_ok=True)
+
+
+def keep_report(out: Path, record: str, runs: set[str], others: Sequence[str]) -> None:
+    """Set the last report of this folder aside if it has runs that the next one, of these runs, would not have.
+
+    Args:
+        record: the file with the runs by name, as track.json; `others` are drawn from it.
+    """
+    try:
+        known = set(read_json(out / record)["runs"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if known - runs:
+        set_aside(*(out / name for name in (record, *others)))
 
 
 def save_weights(path: Path, weights: dict[str, Any]) -> None:

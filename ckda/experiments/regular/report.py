@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from ckda.experiments.common.store import keep_report
 from ckda.experiments.regular.run import LENGTHS, RANGE, SOLVED, SuiteResult, average
 from ckda.experiments.regular.tasks import TASKS
 from ckda.page import empty_figure, markdown_table, print_table
@@ -114,6 +115,7 @@ def _draw_cost(axes: Any, result: SuiteResult) -> None:
 
 def write_report(result: SuiteResult, out: Path) -> None:
     """suite.json, table.md and suite.png."""
+    keep_report(out, "suite.json", set(result.runs), ("table.md", "suite.png"))
     write_json(out / "suite.json", result.to_json())
     if result.runs:
         write_text(out / "table.md", markdown_table(*table(result)))

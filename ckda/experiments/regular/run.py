@@ -6,7 +6,7 @@ on from there.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -159,8 +159,12 @@ def average(result: SuiteResult, arm: str, length: str = "-".join(map(str, RANGE
     return {"mean": 100 * mean, "best": 100 * sum(map(max, scores)) / len(scores)}
 
 
-def run(config: SuiteConfig, quiet: bool = True) -> SuiteResult:
-    """Train what is missing and score it; at the time limit what is not finished stands in `absent`."""
+def run(config: SuiteConfig, quiet: bool = True, advise: Callable[[float], None] | None = None) -> SuiteResult:
+    """Train what is missing and score it; at the time limit what is not finished stands in `absent`.
+
+    Args:
+        advise: told once, some seconds after the first training has begun, about how many seconds all of them take.
+    """
     began, device, store = time.perf_counter(), pick_device(config.device), Store(Path(config.out))
     jobs = [_job(config, task, arm, device) for task, arm in pairs(config)]
     found: dict[str, SuiteRun] = {}
@@ -168,13 +172,17 @@ def run(config: SuiteConfig, quiet: bool = True) -> SuiteResult:
         known = None if config.fresh else store.known(job.name, plain(job.ensemble.key()))
         if known is not None:
             found[job.name] = SuiteRun.from_json(known)
+    if not quiet:
+        store.say_known(list(found))
     missing = [job for job in jobs if job.name not in found]
     together = config.together or (8 if device == "cuda" else 1)
     for first in range(0, len(missing), together):
         part = missing[first : first + together]
         left = None if config.time_limit is None else config.time_limit - (time.perf_counter() - began)
         try:
-            seconds = _train(part, store, config.fresh, quiet, left)
+            rest = len(missing) / len(part)  # as many such parts, this one included
+            told = None if advise is None or first else lambda seconds, rest=rest: advise(seconds * rest)
+            seconds = _train(part, store, config.fresh, quiet, left, told)
         except TimeUp:
             break
         for job in part:
@@ -214,7 +222,9 @@ def _job(config: SuiteConfig, name: str, arm: str, device: str) -> _Job:
     return _Job("+".join([f"{name}-{arm}", *words]), task, arm, ensemble)
 
 
-def _train(part: list[_Job], store: Store, fresh: bool, quiet: bool, left: float | None) -> float:
+def _train(
+    part: list[_Job], store: Store, fresh: bool, quiet: bool, left: float | None, advise: Callable[[float], None] | None
+) -> float:
     began = time.perf_counter()
     train(
         {job.name: job.ensemble for job in part},
@@ -223,6 +233,7 @@ def _train(part: list[_Job], store: Store, fresh: bool, quiet: bool, left: float
         quiet=quiet,
         look_every=max(1, part[0].ensemble.recipe.steps // 40),
         time_limit=left,
+        advise=advise,
     )
     return time.perf_counter() - began
 

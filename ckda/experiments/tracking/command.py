@@ -7,7 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ckda.command import make_folder, pick_device, pick_names, pick_whole
+from ckda.command import entries, make_folder, pick_device, pick_names, pick_whole
+from ckda.experiments.common.store import keep_report
 from ckda.experiments.regular import report as suite_report
 from ckda.experiments.regular import run as suite
 from ckda.experiments.tracking.figures import groups_figure, published
@@ -24,6 +25,7 @@ from ckda.train.recipe import steps_word
 
 __all__ = ["markdown", "print_result", "run_command", "table", "write_report"]
 
+Lengths = tuple[int, ...] | None  # those of --lengths; None: what the table shows by itself
 _OUT = "runs/track"  # where nobody says otherwise
 _STOPPED = 3  # exit status at the time limit
 _LONG, _DAY = 600, 86_400  # seconds from which a training says that it is long, and from which it asks
@@ -40,8 +42,7 @@ _CHANGES: dict[str, Callable[[Any], str]] = {
 def run_command(args: argparse.Namespace) -> int:
     """Train what is missing, evaluate, draw; returns the exit status."""
     if args.recipes:
-        for name, text in RECIPES.listing():
-            print(f"{name:28s} {text}")
+        print(entries(RECIPES.listing()))
         return 0
     if args.suite:
         return _run_suite(args)
@@ -50,15 +51,16 @@ def run_command(args: argparse.Namespace) -> int:
         out = make_folder(args.out)
         for name, one in result.runs.items():
             write_json(out / "runs" / f"{name}.json", one.to_json())
+        lengths = None
     else:
         config = _config(args)
-        out = make_folder(args.out)
-        result = run(config, quiet=args.json, advise=_adviser(config, args.yes))
-    write_report(result, out)
+        out, lengths = make_folder(args.out), config.lengths
+        result = run(config, quiet=args.json, advise=_adviser(args, _quick_hint(config)))
+    write_report(result, out, lengths=lengths)
     if args.json:
         print((out / "track.json").read_text(), end="")
     else:
-        print_result(result, out)
+        print_result(result, out, lengths)
     return _STOPPED if result.absent else 0
 
 
@@ -79,8 +81,9 @@ def _run_suite(args: argparse.Namespace) -> int:
         fresh=args.fresh,
         time_limit=args.time_limit,
     )
-    result = suite.collect(args.collect, args.trained_at) if args.collect else suite.run(config, quiet=args.json)
     make_folder(str(out))
+    advise = _adviser(args, _one_run_hint(config))
+    result = suite.collect(args.collect, args.trained_at) if args.collect else suite.run(config, args.json, advise)
     for name, one in result.runs.items() if args.collect else ():
         write_json(out / "runs" / f"{name}.json", asdict(one))
     suite_report.write_report(result, out)
@@ -91,22 +94,40 @@ def _run_suite(args: argparse.Namespace) -> int:
     return _STOPPED if result.absent else 0
 
 
-def _adviser(config: TrackConfig, yes: bool) -> Callable[[float], None]:
-    """What to say, or whether to stop, once it is known how long the training takes."""
-    shorter = RECIPES.read("quick").recipe()
-    asked = RECIPES.read(config.recipes[0]).recipe()
-    share = shorter.batch * shorter.work(0) / (asked.batch * asked.work(0))
+def _adviser(args: argparse.Namespace, hint: Callable[[float], str]) -> Callable[[float], None]:
+    """What to say, or whether to stop, once it is known how long all trainings take; `hint(seconds)` says what is shorter."""
 
     def advise(seconds: float) -> None:
-        if config.smoke or seconds < _LONG:
+        if args.smoke or seconds < _LONG:
             return
-        on = "no GPU: " if pick_device(config.device) == "cpu" else ""
-        hint = f"; `--recipe quick` takes about {span_words(seconds * share)}" if share < 0.5 else ""
-        print(f"{on}this takes about {span_words(seconds)} here{hint}", file=sys.stderr)
-        if seconds > _DAY and not yes and not sys.stderr.isatty():
-            raise ValueError(f"stopped: that is more than a day, and nobody watches. --yes goes on{hint}")
+        on = "no GPU: " if pick_device(args.device) == "cpu" else ""
+        print(f"{on}this takes about {span_words(seconds)} here{hint(seconds)}", file=sys.stderr)
+        if seconds > _DAY and not args.yes and not sys.stderr.isatty():
+            raise ValueError(f"stopped: that is more than a day, and nobody watches. --yes goes on{hint(seconds)}")
 
     return advise
+
+
+def _quick_hint(config: TrackConfig) -> Callable[[float], str]:
+    """How long the recipe `quick` would take, where it is much shorter."""
+    shorter, asked = RECIPES.read("quick").recipe(), RECIPES.read(config.recipes[0]).recipe()
+    share = shorter.batch * shorter.work(0) / (asked.batch * asked.work(0))
+
+    def hint(seconds: float) -> str:
+        return f"; `--recipe quick` takes about {span_words(seconds * share)}" if share < 0.5 else ""
+
+    return hint
+
+
+def _one_run_hint(config: suite.SuiteConfig) -> Callable[[float], str]:
+    """How long one arm of one task takes, where there are several."""
+    num = len(suite.pairs(config))
+
+    def hint(seconds: float) -> str:
+        one = "parity --suite regular --mixer ckda"
+        return f"; one task and arm, as `{one}`, takes about {span_words(seconds / num)}" if num > 1 else ""
+
+    return hint
 
 
 def _config(args: argparse.Namespace) -> TrackConfig:
@@ -156,33 +177,37 @@ def _groups(names: Sequence[str]) -> tuple[str, ...]:
 # What is left beside the records, and what is printed ------------------------------------------------------------------
 
 
-def write_report(result: TrackResult, out: Path, page: bool = True) -> None:
+def write_report(result: TrackResult, out: Path, page: bool = True, lengths: Lengths = None) -> None:
     """track.json, and where there are runs the figure, the table, the statistics of the seeds, and the page if asked for."""
+    keep_report(out, "track.json", set(result.runs), ("seeds.json", "table.md", "track.png", "report.html"))
     write_json(out / "track.json", result.to_json())
     if result.runs:
         groups_figure(result).savefig(out / "track.png", dpi=160, metadata={"Software": None})
-        write_text(out / "table.md", markdown(result))
+        write_text(out / "table.md", markdown(result, lengths))
         if page:
-            _page(result).write(out / "report.html")
+            _page(result, lengths).write(out / "report.html")
         tested = {name: one for name, one in result.runs.items() if {32, 128, 512} <= set(one.scores)}
         chances = {name: lottery(one, published(one)) for name, one in tested.items()}
         write_json(out / "seeds.json", {"what": "ckda.experiments.tracking.lottery", "runs": chances})
 
 
-def _columns(result: TrackResult) -> list[int]:
+def _columns(result: TrackResult, asked: Lengths = None) -> list[int]:
+    """The lengths that were asked for by name; else those of the paper and the long ones; else all."""
+    if asked is not None:
+        return list(asked)
     lengths = {n for run in result.runs.values() for n in run.scores}
     wanted = [n for n in sorted(lengths) if n in (32, 128, 512, 4096, 65_536)]
     return wanted or sorted(lengths)
 
 
-def middle_length(result: TrackResult) -> int:
+def middle_length(result: TrackResult, asked: Lengths = None) -> int:
     """The longest length up to 512 that the table has: where all seeds are listed."""
-    return max((n for n in _columns(result) if n <= 512), default=0)
+    return max((n for n in _columns(result, asked) if n <= 512), default=0)
 
 
-def table(result: TrackResult) -> tuple[list[str], list[list[str]]]:
-    """Head and rows: the best seed's scores beside the published ones, and the other seeds at the longest length."""
-    lengths = _columns(result)
+def table(result: TrackResult, asked: Lengths = None) -> tuple[list[str], list[list[str]]]:
+    """Head and rows: the best seed's scores beside the published ones, and the other seeds at the longest length up to 512."""
+    lengths = _columns(result, asked)
     rows = []
     for one in result.runs.values():
         name = f"{one.group} {one.mixer}" + ("" if one.recipe_now == "paper" else f" {one.recipe_now}")
@@ -191,27 +216,27 @@ def table(result: TrackResult) -> tuple[list[str], list[list[str]]]:
         spread = " ".join(f"{v:.2f}" for v in one.scores[middle[-1]]) if middle else ""
         values = [f"{one.at(n):.3f}" if n in one.scores else "-" for n in lengths]
         rows.append([name, *values, spread, " ".join(f"{v:g}" for v in known) if known else ""])
-    head = ["run", *map(str, lengths), f"all seeds at {middle_length(result)}", "published at 32, 128, 512"]
+    head = ["run", *map(str, lengths), f"all seeds at {middle_length(result, asked)}", "published at 32, 128, 512"]
     beside = any(row[-1] for row in rows)
     return (head, rows) if beside else (head[:-1], [row[:-1] for row in rows])
 
 
-def markdown(result: TrackResult) -> str:
+def markdown(result: TrackResult, asked: Lengths = None) -> str:
     """:func:`table` for a document."""
-    return markdown_table(*table(result))
+    return markdown_table(*table(result, asked))
 
 
-def print_result(result: TrackResult, out: Path) -> None:
+def print_result(result: TrackResult, out: Path, asked: Lengths = None) -> None:
     """The table on the terminal, what is absent, and where everything lies."""
     if result.runs:
         strong = [i for i, run in enumerate(result.runs.values()) if run.mixer == "ckda"]
-        print_table("scaled accuracy by word length, best seed (chance is 0)", *table(result), strong)
+        print_table("scaled accuracy by word length, best seed (chance is 0)", *table(result, asked), strong)
     for name, why in result.absent.items():
         print(f"{name}: {why}")
     print(f"{result.seconds:.0f} s. Figure, table and numbers: {out}")
 
 
-def _page(result: TrackResult) -> Page:
+def _page(result: TrackResult, asked: Lengths = None) -> Page:
     page = Page(
         "Words of groups",
         "One-layer models read group elements one by one and say the product of all so far. Training saw words up to the "
@@ -227,7 +252,7 @@ def _page(result: TrackResult) -> Page:
         "Scaled accuracy over the last quarter of words of each length; 0 is chance. Thick: the best seed, thin: the others; "
         "diamonds: the paper's numbers, best of three seeds.",
     )
-    page.table(*table(result))
+    page.table(*table(result, asked))
     page.section("How they were trained")
     page.table(
         ["run", "what", "parameters", "updates", "words", "lengths", "seeds", "seconds", "side by side"],

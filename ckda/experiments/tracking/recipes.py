@@ -103,7 +103,7 @@ def _momentum(text: str) -> Change:
 
 
 def _smoothing(text: str) -> Change:
-    """labels smoothed by this share (0.1): a right answer must stay equally sure after words of any length"""
+    """SHARE: labels smoothed by it, as 0.1: a right answer must stay equally sure after words of any length"""
     if not 0 < float(text) < 1:
         raise ValueError("a share is above 0 and below 1")
     return Change(f"labels smoothed by {float(text):g}", task={"smoothing": float(text)})

@@ -211,6 +211,8 @@ def run(config: TrackConfig, quiet: bool = True, advise: Callable[[float], None]
             missing.append(job)
         else:
             found[job.name] = known
+    if not quiet:
+        store.say_known(list(found))
     together = config.together or (8 if device == "cuda" else 1)
     for first in range(0, len(missing), together):
         part = missing[first : first + together]

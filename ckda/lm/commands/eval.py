@@ -14,7 +14,7 @@ from ckda.lm.evaluate import HARNESS, OFFLINE, build_requests, evaluate, harness
 from ckda.lm.figures import tasks_figure
 from ckda.lm.prepare import load_tokenizer
 from ckda.lm.tiny import tiny_requests
-from ckda.record import environment, write_json
+from ckda.record import environment, write_record
 
 __all__ = ["Evaluation", "Scores", "run", "run_command"]
 
@@ -69,7 +69,7 @@ def run_command(args: argparse.Namespace) -> int:
     tasks = tuple(args.tasks.split(",")) if args.tasks else None
     scores = run(choice, filled(Evaluation, args, tasks=tasks, requests=requests), counter(args.json))
     result = {"what": "ckda lm eval"} | asdict(scores)
-    write_json(out / "eval.json", result)
+    write_record(out / "eval.json", result)
     tasks_figure(scores).savefig(out / "eval.png", dpi=160)
     if args.json:
         print(json.dumps(result))

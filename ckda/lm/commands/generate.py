@@ -12,7 +12,7 @@ from ckda.command import filled, make_folder
 from ckda.lm.commands import ModelChoice, choose_model
 from ckda.lm.generate import stream
 from ckda.lm.prepare import end_token
-from ckda.record import environment, write_json
+from ckda.record import environment, write_record
 
 __all__ = ["Generation", "Text", "run", "run_command"]
 
@@ -77,6 +77,6 @@ def run_command(args: argparse.Namespace) -> int:
             print(piece, end="", flush=True)
 
     result = {"what": "ckda lm generate"} | asdict(run(choice, wanted, show))
-    write_json(out / "generate.json", result)
+    write_record(out / "generate.json", result)
     print(json.dumps(result) if args.json else "")
     return 0

@@ -1,4 +1,4 @@
-"""``ckda lm ladder``: cells of the paper's ladder, here one after the other or on SLURM."""
+"""``ckda lm ladder``: cells of the paper's ladder, here one after the other or on SLURM; or our own ladder by units."""
 
 import argparse
 import json
@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckda.command import Parser, every, make_folder, pick_device
-from ckda.lm.commands import train
+from ckda.lm.commands import study, train
 from ckda.lm.ladder import cells, run_local, submit
 from ckda.lm.options import add_train
 from ckda.lm.tiny import tiny_tokens, tiny_training
@@ -28,14 +28,16 @@ def config(args: argparse.Namespace) -> dict[str, Training]:
         more.data = str(tiny_tokens(Path(args.out) / "tokens"))
     base = replace(train.config(more, pick_device(args.device)), device=pick_device(args.device))
     said = {name: getattr(more, name) for name in train.RECIPE}
-    found = cells(base, args.sizes.split(","), args.arms.split(","), args.tokens, args.seeds, **said)
+    found = cells(base, args.sizes.split(","), args.arms.split(","), args.tokens, args.seeds or 1, **said)
     if args.smoke:
         return {name: tiny_training(base.data, c.out, c.model.partition(":")[2]) for name, c in found.items()}
     return found
 
 
 def run_command(args: argparse.Namespace) -> int:
-    """Train or submit the cells that are not finished."""
+    """Train or submit the cells that are not finished; with --study or --collect, the units of our own ladder."""
+    if args.study or args.collect:
+        return study.run_command(args)
     out = make_folder(args.out)
     todo = config(args)
     if args.dry_run:

@@ -1,6 +1,6 @@
 """The chunk form on a GPU: forward and backward as a sequence of launches, of the portable kernels or of those for Hopper.
 
-Both sets of kernels have the same four doors, `intra`, `states`, `reverse` and `gradients`; the call carries which of them runs it.
+Both modules of launches have the same four functions, `intra`, `states`, `reverse` and `gradients`; `call.backend` says which.
 """
 
 from types import ModuleType

@@ -128,6 +128,7 @@ def example(
     gate_dtype: torch.dtype | None = None,
     beta_range: int | None = 2,
     group: int = 1,
+    backend: str = "auto",
 ) -> Call:
     """A call of that kind, on the CPU: only its shapes and dtypes are read."""
     x, v = torch.empty(1, T, 2, K, dtype=dtype), torch.empty(1, T, 2, V, dtype=dtype)
@@ -145,6 +146,7 @@ def example(
         beta_range=beta_range,
         normalize_qk=True,
         output_final_state=True,
+        backend=backend,
     )
 
 
@@ -153,6 +155,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "bf16 128x128": {},
     "bf16 64x64, groups": {"K": 64, "V": 64, "group": 2},
     "bf16 256x256": {"K": 256, "V": 256},
+    "bf16 256x256, by name": {"K": 256, "V": 256, "backend": "triton-hopper"},
     "fp16 128x128": {"dtype": torch.float16},
     "fp32 128x128": {"dtype": torch.float32},
     "fp32 16x16": {"K": 16, "V": 16, "dtype": torch.float32},
@@ -162,11 +165,13 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 
 
 def launches(call: Call, capability: int) -> list[Launch]:
-    """Those of every form that serves such a call on such a GPU, and of one step."""
-    found = chunk.launches(call)
+    """Those of every form that serves such a call on such a GPU, and of one step; Hopper's alone where they are named."""
+    of_hopper: list[Launch] = []
     if capability == 90 and hopper.tried() and hopper.unfit(call) is None:
-        of_hopper = chunk.launches(call._replace(backend="triton-hopper"))
-        found += [x for x in of_hopper if x.kernel.is_gluon()]
+        of_hopper = [x for x in chunk.launches(call._replace(backend="triton-hopper")) if x.kernel.is_gluon()]
+    if call.backend == "triton-hopper":
+        return of_hopper
+    found = chunk.launches(call) + of_hopper
     small = max(call.q.shape[-1], call.v.shape[-1]) <= SMALL_HEAD
     return found + (recurrent.launches(call) if small else recurrent.step_launches(call))
 

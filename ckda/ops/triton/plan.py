@@ -37,7 +37,7 @@ FAST_ON_HOPPER = FAST | {torch.float16: "fp16"}
 SEGMENT = 128  # chunks of a segment, where a sequence is split
 KEYS = ("q_forward", "k_forward", "k_back", "forward")
 SQUARES = ("A", "solver", "solver_low", "solver_rest")
-_PARTS = {"keys": KEYS, "squares": SQUARES, "y": ("y", "y_low")}  # of the tensors that are kept
+_PARTS = {"keys": KEYS, "squares": (*SQUARES, "A_low"), "y": ("y", "y_low")}  # of the tensors that are kept
 _PLACE = {name: (field, i) for field, names in _PARTS.items() for i, name in enumerate(names)}
 ALIGNMENT = 512  # bytes, of each tensor that is kept
 SPLIT_FROM = 512  # chunks from which a sequence is split: shorter ones fill the card by their batch
@@ -69,6 +69,9 @@ class Plan(NamedTuple):
     given: (
         bool  #: whether beta is the learning rate itself, which may be zero: its gradient then needs more than dr . y
     )
+    #: whether o is made of A in two parts: where it is float16, and narrow heads repeat their keys, the rounding of A alone is as
+    #: large as that of o
+    A_low: bool
 
     @property
     def split(self) -> bool:
@@ -128,9 +131,10 @@ def plan(call: Call) -> Plan:
         work_dtype=torch.float32 if dot == "tf32x3" else dtype,
         bounded=is_bounded(call),
         dot=dot,
-        width=(64 if K <= 64 else 128) if hopper else K,
+        width=(64 if K <= 64 else 128 if K <= 128 else 256) if hopper else K,
         padded=hopper and (packed or T % CHUNK > 0),
         given=call.beta is not None and not call.beta_range,
+        A_low=dot == "fp16" and K <= 64,
     )
 
 
@@ -154,9 +158,9 @@ class Saved(NamedTuple):
     """What the forward pass leaves for the backward. What has one shape lies together: one descriptor of tiles serves it."""
 
     keys: Tensor  #: [4, rows, HV, K] q_forward, k_forward, k_back, forward; three where the backward evaluates the gates again
-    squares: (
-        Tensor  #: [4, rows, HV, C] A, the solver, and what its rounding left, in two parts; two where it is float32
-    )
+    #: [4, rows, HV, C] A, the solver, and what its rounding left, in two parts; two where it is float32; fifth, where A_low, what
+    #: A's rounding left
+    squares: Tensor
     G: Tensor  #: float32 [rows, HV, C]; empty where beta is a logit
     rho: Tensor  #: float32 [rows, HV]
     norms: Tensor  #: float32 [3, rows, HV]
@@ -195,7 +199,7 @@ def _lay_out(p: Plan, empty: _Room) -> Saved:
     keys, values, square = ((p.rows, p.HV, n) for n in (p.K, p.V, p.C))
     return Saved(
         keys=empty(4 if p.bounded else 3, *keys, dtype=p.work_dtype),
-        squares=empty(4 if p.split else 2, *square, dtype=p.work_dtype),
+        squares=empty(4 + p.A_low if p.split else 2, *square, dtype=p.work_dtype),
         G=empty(*(square if p.given else (0,))),
         rho=empty(p.rows, p.HV),
         norms=empty(3, p.rows, p.HV),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ckda.command import filled, make_folder
-from ckda.record import environment, read_json, write_json
+from ckda.record import environment, read_json, write_record
 
 from .. import figures, report
 from ..fit import Fit, Settings, fit
@@ -151,6 +151,6 @@ def run_command(args: argparse.Namespace) -> int:
     with progress("compare", total + len(table.arms) + config.coverage) as tick:
         result = run(config, tick)
     out, record = Path(args.out), result.as_json()
-    written = [write_json(out / "compare.json", record)]
+    written = [write_record(out / "compare.json", record)]
     written.append(figures.save(out / "compare.png", figures.beside_paper(result)))
     return tell(args, record, text(result), written)

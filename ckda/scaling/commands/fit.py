@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ckda.command import filled, make_folder
-from ckda.record import environment, write_json
+from ckda.record import environment, set_aside, write_json
 
 from .. import figures, report
 from ..fit import Fit, Settings, split
@@ -105,6 +105,7 @@ def run_command(args: argparse.Namespace) -> int:
     with progress("fit", ticks(table, settings, config.effort.bootstrap)) as tick:
         result = run(config, tick)
     out, record = Path(args.out), result.as_json()
+    set_aside(out / "fit_replicates.csv", out / "fit.json")
     written = [save_replicates(out / "fit_replicates.csv", result.fit), write_json(out / "fit.json", record)]
     written += [figures.save(out / f"fit_{name}.png", picture) for name, picture in draw(result).items()]
     return tell(args, record, report.fit_text(result.fit, result.level), written)

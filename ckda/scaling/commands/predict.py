@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ckda.command import filled, make_folder
-from ckda.record import environment, write_json
+from ckda.record import environment, write_record
 
 from .. import figures, report
 from ..fit import LEVEL, Fit, Settings, Summary, fit
@@ -86,5 +86,8 @@ def run_command(args: argparse.Namespace) -> int:
     lists = {"cells": tuple(args.cells), "compute": tuple(args.compute)}
     result = run(filled(Config, args, fit=None if quick else path, **lists))
     record, out = {"kind": "ckda scaling prediction"} | asdict(result), make_folder(args.out)
-    written = [write_json(out / "predict.json", record), figures.save(out / "predict.png", figures.predictions(result))]
+    written = [
+        write_record(out / "predict.json", record),
+        figures.save(out / "predict.png", figures.predictions(result)),
+    ]
     return tell(args, record, report.prediction_text(result), written)

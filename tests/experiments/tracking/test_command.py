@@ -1,5 +1,6 @@
 """``ckda track`` from the outside."""
 
+import argparse
 import json
 import signal
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from ckda.cli import main
-from ckda.experiments.tracking.command import _adviser
+from ckda.experiments.tracking.command import _adviser, _quick_hint
 from ckda.experiments.tracking.run import TrackConfig, run
 from ckda.layers import MIXERS
 from ckda.train import Ensemble
@@ -183,6 +184,7 @@ def test_new_lengths_are_scored_from_the_weights(tmp_path, monkeypatch, capsys):
     assert set(then["scores"]) == {"8", "16"}
     assert set(now["scores"]) == {"8", "16", "32"}
     assert now["scores"]["16"] == then["scores"]["16"]
+    assert (tmp_path / "table.md").read_text().startswith("| run | 16 | 32 | all seeds at 32 |")
     (name,) = first
     assert set(json.loads((tmp_path / f"runs/{name}.json").read_text())["scores"]) == {"8", "16", "32"}
 
@@ -227,16 +229,46 @@ def test_mistakes_get_a_clear_message(tmp_path, options, says, refused):
 
 def test_a_long_training_says_so_and_stops_unwatched(monkeypatch, capsys):
     """Half a day goes on with a word; more than a day without a terminal stops with status 2, unless --yes."""
-    config = TrackConfig(device="cpu")
-    _adviser(config, yes=False)(300)
+    words = argparse.Namespace(device="cpu", smoke=False, yes=False)
+    advise = _adviser(words, _quick_hint(TrackConfig(device="cpu")))
+    advise(300)
     assert capsys.readouterr().err == ""
-    _adviser(config, yes=False)(43_200)
+    advise(43_200)
     said = capsys.readouterr().err
     assert "no GPU: this takes about 12 h here" in said
     assert "`--recipe quick` takes about" in said
     with pytest.raises(ValueError, match="--yes goes on"):
-        _adviser(config, yes=False)(300_000)
-    _adviser(config, yes=True)(300_000)
+        advise(300_000)
+    words.yes = True
+    advise(300_000)
+
+
+def test_a_suite_says_how_long_all_of_it_takes(tmp_path, monkeypatch, capsys):
+    """Two arms take twice one arm's time; more than a day of them stops, before anything is finished."""
+    monkeypatch.setattr("ckda.train.loop._ADVISE_AFTER", 0.0)
+    monkeypatch.setattr("ckda.train.loop._seconds_left", lambda *_: 50_000)
+    words = ["track", "parity", "--suite", "regular", "--mixer", "ckda,kda", "--steps", "30", "--batch", "2"]
+    assert main([*words, "--seeds", "1", "--device", "cpu", "--out", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert "no GPU: this takes about 28 h here; one task and arm, as" in said
+    assert "takes about 14 h" in said
+    assert "--yes goes on" in said
+    assert not list(tmp_path.glob("runs/*.json"))
+
+
+def test_a_report_of_other_runs_is_kept(tmp_path, capsys):
+    """A smaller run into the same folder writes its own report and moves the larger one aside."""
+    both = [*SMOKE, "Z2", "--seeds", "1", "--lengths", "8", "--out", str(tmp_path)]
+    assert main([*both, "--mixer", "ckda,gru"]) == 0
+    before = {name: (tmp_path / name).read_bytes() for name in ("track.json", "table.md", "report.html")}
+    capsys.readouterr()
+    assert main([*both, "--mixer", "ckda"]) == 0
+    said = capsys.readouterr().err
+    assert "finished before, not trained again (--fresh would): Z2-ckda+smoke" in said
+    assert f"it is kept in {tmp_path}/earlier/1" in said
+    assert {name: (tmp_path / "earlier/1" / name).read_bytes() for name in before} == before
+    assert main([*both, "--mixer", "ckda,gru"]) == 0  # nothing is lost from a report that has all runs of the last one
+    assert [path.name for path in (tmp_path / "earlier").iterdir()] == ["1"]
 
 
 def test_the_time_left_is_known_early(tmp_path, monkeypatch, capsys):

@@ -7,10 +7,11 @@ import torch
 from ckda.ops.call import Call
 from ckda.ops.triton.plan import CHUNK
 
-__all__ = ["BV", "FLOAT16_UNIT", "MAX_WIDTH", "WARP_ROWS", "refuses", "tried", "unfit"]
+__all__ = ["BV", "FLOAT16_UNIT", "MAX_WIDTH", "WARP_ROWS", "refuses", "tried", "unfit", "unmeasured"]
 
 BV = 64  # the value columns of one program
 MIN_WIDTH, MAX_WIDTH = 32, 128  # of heads, whose tiles have 64 or 128 channels
+WIDE = 256  # channels of heads whose passes hold them in two halves
 STEP = 8  # heads lie at whole multiples of 16 bytes
 FLOAT16_UNIT = (
     64.0  # what the solver is multiplied by in float16: so its last part is no smaller than the smallest number
@@ -55,10 +56,15 @@ def unfit(call: Call) -> str | None:
     T, K, V = call.q.shape[1], call.q.shape[3], call.v.shape[3]
     if call.v.dtype not in (torch.bfloat16, torch.float16):
         return "q, k and v must be bfloat16 or float16"
-    if call.v.dtype == torch.float16 and K <= 64:
-        return "float16 takes heads of more than 64 channels: narrower ones break the rule of equal keys at beta = 2 (LOG.md)"
-    if not MIN_WIDTH <= K <= MAX_WIDTH or V < MIN_WIDTH or K % STEP or V % STEP:
-        return f"heads must have K from {MIN_WIDTH} to {MAX_WIDTH} and V from {MIN_WIDTH} on, multiples of {STEP}"
+    if not (MIN_WIDTH <= K <= MAX_WIDTH or K == WIDE) or V < MIN_WIDTH or K % STEP or V % STEP:
+        return f"heads must have K from {MIN_WIDTH} to {MAX_WIDTH} or {WIDE}, and V from {MIN_WIDTH} on, multiples of {STEP}"
+    if K == WIDE:
+        given = call.beta is not None and not call.beta_range
+        return (
+            f"{WIDE} channels take logits of beta, or separate gates, and up to {WIDE} values"
+            if given or V > WIDE
+            else None
+        )
     if V > MAX_WIDTH and (
         K not in (64, 128)
         or V % BV
@@ -68,9 +74,19 @@ def unfit(call: Call) -> str | None:
         or not call.beta_range
     ):
         return (
-            f"more than {MAX_WIDTH} values take bfloat16, K = 64 or 128, V a multiple of {BV}, "
+            f"more than {MAX_WIDTH} values take bfloat16, K = 64, 128 or {WIDE}, V a multiple of {BV}, "
             "whole chunks, no packing and logits of beta"
         )
+    return None
+
+
+def unmeasured(call: Call) -> str | None:
+    """Why kernels that serve the call are not chosen by themselves, only by name, or None: no GPU has shown yet that they are right
+    and faster. `ckda bench --sweep --candidates` and `pytest -m gpu tests/ops/test_hopper.py` on one decide."""
+    if call.q.shape[3] > MAX_WIDTH:
+        return f"those for heads of {WIDE} channels were not timed on a GPU yet"
+    if call.v.dtype == torch.float16 and call.q.shape[3] <= 64:
+        return "those for float16 heads of up to 64 channels broke the rule of equal keys at beta = 2, and were not run since"
     return None
 
 

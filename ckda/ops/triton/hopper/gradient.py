@@ -4,6 +4,9 @@ Nothing goes to memory between them. One program a multiprocessor takes chunk af
 warps (four for heads of 64) compute, one fetches. A chunk's tiles come in two parts, what lies along the values and what lies along
 the channels, each as soon as its room is free: the values of the next chunk while the channels of this one are at work.
 Formulas and names are those of ckda/ops/triton/portable/backward.py, layouts those of ckda/ops/triton/hopper/tile.py.
+
+Heads of 256 channels (HALVES = 2) are two items a chunk, one for each half: here channels need nothing of each other. More values
+than a tile holds come in two parts, one after the other (`_earlier_values`), and what they contract is added up.
 """
 
 from triton.experimental import gluon
@@ -105,54 +108,79 @@ def _store_halves(b_x, s_high, s_low):
 
 
 @gluon.jit
+def _head_of(item, HALVES: gl.constexpr):
+    """An item's chunk and value head, as chunk * HV + head."""
+    if HALVES == 1:
+        return item
+    else:
+        return item // HALVES
+
+
+@gluon.jit
+def _column_of(item, BK: gl.constexpr, HALVES: gl.constexpr):
+    """The first of an item's channels."""
+    if HALVES == 1:
+        return 0
+    else:
+        return item % HALVES * BK
+
+
+@gluon.jit
 def _fetch(
     t_states, t_dstates, t_do, t_dv, t_v, t_o, t_y, t_q, t_k, t_keys, t_g,
     p_starts, p_ends, p_rho, p_norms, s_S, s_dS, s_values, s_channels, s_g, s_scalars, ready, free, num_chunks, ROWS, T, NC,
     H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, C: gl.constexpr,
-    BOUNDED: gl.constexpr, PLACES: gl.constexpr,
+    BOUNDED: gl.constexpr, PLACES: gl.constexpr, HALVES: gl.constexpr,
 ):  # fmt: skip
     """One warp that fetches the chunks of this program."""
+    NV: gl.constexpr = (V + BV - 1) // BV
     LINE: gl.constexpr = fetch_layout()
     GATE_BYTES: gl.constexpr = t_g.dtype.primitive_bitwidth // 8
     b_token = gl.arange(0, C, LINE) * HV
     phase = 0
-    for item in range(gl.program_id(0), num_chunks * HV, gl.num_programs(0)):
-        chunk, i_hv = item // HV, item % HV
+    for item in range(gl.program_id(0), num_chunks * HV * HALVES, gl.num_programs(0)):
+        place = _head_of(item, HALVES)
+        column = _column_of(item, BK, HALVES)
+        chunk, i_hv = place // HV, place % HV
         row = chunk * C
         begin, _ = chunk_place(chunk, p_starts, p_ends, T, NC, C, PLACES)
         bar = ready.index(VALUES)
-        mbarrier.wait(free.index(VALUES), phase ^ 1)
-        mbarrier.expect(bar, DT_BYTES * BV * (STATES * BK + NUM_VALUES * C))
-        fetch_state(t_states, item, 0, V, bar, s_S)
-        fetch_tile(t_do, i_hv, begin, 0, V, bar, s_values.index(DO))
-        fetch_tile(t_dv, i_hv, begin, 0, V, bar, s_values.index(DV))
-        fetch_state(t_dstates, item, 0, V, bar, s_dS)
-        fetch_tile(t_y, i_hv, row, 0, V, bar, s_values.index(Y))
-        fetch_tile(t_y, i_hv, ROWS + row, 0, V, bar, s_values.index(Y_LOW))
-        fetch_tile(t_v, i_hv, begin, 0, V, bar, s_values.index(V_GIVEN))
-        fetch_tile(t_o, i_hv, begin, 0, V, bar, s_values.index(O))
-        o_line = row.to(gl.int64) * HV + i_hv
-        async_copy.async_copy_global_to_shared(s_scalars.index(phase * SCALARS + RHO), p_rho + o_line + b_token)
-        for n in gl.static_range(NORMS):
-            async_copy.async_copy_global_to_shared(
-                s_scalars.index(phase * SCALARS + Q_INVERSE + n),
-                p_norms + ROWS.to(gl.int64) * (n * HV) + o_line + b_token,
-            )
-        async_copy.mbarrier_arrive(bar, increment_count=False)
+        for v in gl.static_range(NV):
+            mbarrier.wait(
+                free.index(VALUES), phase ^ 1 if NV == 1 else v ^ 1
+            )  # two parts: their phases are always the same
+            mbarrier.expect(bar, DT_BYTES * BV * (STATES * BK + NUM_VALUES * C))
+            fetch_state(t_states, place, v * BV, column, V, bar, s_S)
+            fetch_tile(t_do, i_hv, begin, v * BV, V, bar, s_values.index(DO))
+            fetch_tile(t_dv, i_hv, begin, v * BV, V, bar, s_values.index(DV))
+            fetch_state(t_dstates, place, v * BV, column, V, bar, s_dS)
+            fetch_tile(t_y, i_hv, row, v * BV, V, bar, s_values.index(Y))
+            fetch_tile(t_y, i_hv, ROWS + row, v * BV, V, bar, s_values.index(Y_LOW))
+            fetch_tile(t_v, i_hv, begin, v * BV, V, bar, s_values.index(V_GIVEN))
+            fetch_tile(t_o, i_hv, begin, v * BV, V, bar, s_values.index(O))
+            if v == 0:
+                o_line = row.to(gl.int64) * HV + i_hv
+                async_copy.async_copy_global_to_shared(s_scalars.index(phase * SCALARS + RHO), p_rho + o_line + b_token)
+                for n in gl.static_range(NORMS):
+                    async_copy.async_copy_global_to_shared(
+                        s_scalars.index(phase * SCALARS + Q_INVERSE + n),
+                        p_norms + ROWS.to(gl.int64) * (n * HV) + o_line + b_token,
+                    )
+            async_copy.mbarrier_arrive(bar, increment_count=False)
         bar = ready.index(CHANNELS)
         mbarrier.wait(free.index(CHANNELS), phase ^ 1)
         if BOUNDED:
             mbarrier.expect(bar, C * BK * (NUM_DECAYED * DT_BYTES + GATE_BYTES))
-            fetch_tile(t_keys, i_hv, K_BACK * ROWS + row, 0, K, bar, s_channels.index(SLOT_K_BACK))
-            fetch_tile(t_keys, i_hv, K_FORWARD * ROWS + row, 0, K, bar, s_channels.index(SLOT_K_FORWARD))
-            fetch_tile(t_keys, i_hv, Q_FORWARD * ROWS + row, 0, K, bar, s_channels.index(SLOT_Q_FORWARD))
-            fetch_tile(t_keys, i_hv, FORWARD * ROWS + row, 0, K, bar, s_channels.index(SLOT_FORWARD))
+            fetch_tile(t_keys, i_hv, K_BACK * ROWS + row, column, K, bar, s_channels.index(SLOT_K_BACK))
+            fetch_tile(t_keys, i_hv, K_FORWARD * ROWS + row, column, K, bar, s_channels.index(SLOT_K_FORWARD))
+            fetch_tile(t_keys, i_hv, Q_FORWARD * ROWS + row, column, K, bar, s_channels.index(SLOT_Q_FORWARD))
+            fetch_tile(t_keys, i_hv, FORWARD * ROWS + row, column, K, bar, s_channels.index(SLOT_FORWARD))
         else:
             i_h = i_hv // (HV // H)
             mbarrier.expect(bar, C * BK * (NUM_RAW * DT_BYTES + GATE_BYTES))
-            fetch_tile(t_q, i_h, begin, 0, K, bar, s_channels.index(QUERY))
-            fetch_tile(t_k, i_h, begin, 0, K, bar, s_channels.index(KEY))
-        fetch_tile(t_g, i_hv, begin, 0, K, bar, s_g)
+            fetch_tile(t_q, i_h, begin, column, K, bar, s_channels.index(QUERY))
+            fetch_tile(t_k, i_h, begin, column, K, bar, s_channels.index(KEY))
+        fetch_tile(t_g, i_hv, begin, column, K, bar, s_g)
         phase ^= 1
 
 
@@ -212,8 +240,8 @@ def _unbounded_channels(
 ):  # fmt: skip
     """The same from q and k as used (rounded, signs included) and the logs, border by border: `_unbounded_gradients`.
 
-    Without ERASE keys as rows and as columns are one: all of dk is in b_dk, to spare registers. `levels` is LEVELS, which the
-    compiler shall not know: it would unroll the loop, and what does not fit the registers then goes by way of the second cache.
+    Without ERASE keys as rows and as columns are one: all of dk is in b_dk, to spare registers. `levels` is LEVELS as a
+    number of the run time: a constant would let the compiler unroll the loop, and what then does not fit the registers spills.
     """
     b_token = gl.arange(0, C, gl.SliceLayout(0, product(BK, C)))[None, :]
     b_high = rounded(b_log, s_M.dtype)
@@ -279,12 +307,61 @@ def _store_squares(
 
 
 @gluon.jit
-def _send_gradients(t_dq, t_dk, t_dg, s_out, head, row, K: gl.constexpr):
+def _send_gradients(t_dq, t_dk, t_dg, s_out, head, row, column, K: gl.constexpr):
     """A chunk's gradients on their way."""
-    send_tile(t_dq, head, row, 0, K, s_out.index(DQ))
-    send_tile(t_dk, head, row, 0, K, s_out.index(DK))
+    send_tile(t_dq, head, row, column, K, s_out.index(DQ))
+    send_tile(t_dk, head, row, column, K, s_out.index(DK))
     if t_dg is not None:
-        send_tile(t_dg, head, row, 0, K, s_out.index(DG))
+        send_tile(t_dg, head, row, column, K, s_out.index(DG))
+
+
+@gluon.jit
+def _pair_sums(s_values, b_D, b_dA, Q: gl.constexpr):
+    """D and dA [C, C] and what these values add to them."""
+    left: gl.constexpr = gl.DotOperandLayout(0, Q, 2)
+    right: gl.constexpr = gl.DotOperandLayout(1, Q, 2)
+    b_y = s_values.index(Y).permute((1, 0)).load(right)
+    b_y_low = s_values.index(Y_LOW).permute((1, 0)).load(right)
+    b_dv, b_do = s_values.index(DV).load(left), s_values.index(DO).load(left)
+    b_D = mma_v2(b_dv, b_y_low, mma_v2(b_dv, b_y, b_D))
+    return b_D, mma_v2(b_do, b_y_low, mma_v2(b_do, b_y, b_dA))
+
+
+@gluon.jit
+def _token_sums(s_values, R: gl.constexpr):
+    """do . y, dv . y, dv . v and do . o [C]."""
+    b_do = s_values.index(DO).load(R).to(gl.float32)
+    b_dv = s_values.index(DV).load(R).to(gl.float32)
+    b_y = s_values.index(Y).load(R).to(gl.float32) + s_values.index(Y_LOW).load(R).to(gl.float32)
+    b_diagonal = gl.sum(b_do * b_y, 1)
+    b_y_dv = gl.sum(b_dv * b_y, 1)
+    b_v_dv = gl.sum(b_dv * s_values.index(V_GIVEN).load(R).to(gl.float32), 1)
+    return b_diagonal, b_y_dv, b_v_dv, gl.sum(b_do * s_values.index(O).load(R).to(gl.float32), 1)
+
+
+@gluon.jit
+def _earlier_values(
+    s_S, s_dS, s_values, ready, free, num, by_channel: gl.constexpr, R: gl.constexpr, Q: gl.constexpr,
+    BK: gl.constexpr, C: gl.constexpr, LOW: gl.constexpr, PLACES: gl.constexpr,
+):  # fmt: skip
+    """What the first part of the values contracts, where there are two: sums that the second part is added to."""
+    L: gl.constexpr = left_operand(BK, C)
+    mbarrier.wait(ready.index(VALUES), 0)
+    clear_behind(s_values, DO, O + 1, num, R, PLACES)
+    b_S, b_dS = s_S.permute((1, 0)).load(L), s_dS.permute((1, 0)).load(L)
+    b_dq = times(b_S, s_values.index(DO).permute((1, 0)), BK, C)
+    b_drow = times(b_S, s_values.index(DV).permute((1, 0)), BK, C)
+    b_dk = times(b_dS, s_values.index(Y).permute((1, 0)), BK, C)
+    if LOW:
+        b_dk = plus(b_dk, b_dS, s_values.index(Y_LOW).permute((1, 0)), BK, C)
+    b_through = gl.convert_layout(gl.sum(b_S.to(gl.float32) * b_dS.to(gl.float32), 1), by_channel)
+    b_zero = gl.zeros([C, C], gl.float32, Q)
+    b_D, b_dA = _pair_sums(s_values, b_zero, b_zero, Q)
+    b_diagonal, b_y_dv, b_v_dv, b_q_dq = _token_sums(s_values, R)
+    b_dq, b_drow, b_dk = warpgroup_mma_wait(0, deps=[b_dq, b_drow, b_dk])
+    gl.thread_barrier()  # the values are used up
+    mbarrier.arrive(free.index(VALUES), count=USED_ARRIVE)
+    return b_dq, b_drow, b_dk, b_through, b_D, b_dA, b_diagonal, b_y_dv, b_v_dv, b_q_dq
 
 
 @gluon.jit
@@ -292,12 +369,13 @@ def _run(
     p_beta, p_sign, p_erase, p_A_log, p_dt_bias, p_A, p_G, p_starts, p_ends,
     t_dq, t_dk, t_dg, p_dq, p_dk, p_dg, p_dbeta, p_derase, p_dlog_rate, p_dbias,
     s_S, s_dS, s_values, s_channels, s_g, s_scalars, s_out, s_squares, s_M, s_sums, ready, free, num_chunks, T, NC, scale,
-    HV: gl.constexpr, K: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, C: gl.constexpr,
+    HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, C: gl.constexpr,
     GATE: gl.constexpr, SIGNED: gl.constexpr, ERASE: gl.constexpr,
     HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr, NORMALIZE: gl.constexpr, BETA_RANGE: gl.constexpr,
-    LEVELS: gl.constexpr, BOUNDED: gl.constexpr, PLACES: gl.constexpr,
+    LEVELS: gl.constexpr, BOUNDED: gl.constexpr, PLACES: gl.constexpr, HALVES: gl.constexpr,
 ):  # fmt: skip
     """The warps that compute."""
+    NV: gl.constexpr = (V + BV - 1) // BV
     DT: gl.constexpr = s_out.dtype
     P: gl.constexpr = product(BK, C)
     L: gl.constexpr = left_operand(BK, C)
@@ -315,38 +393,54 @@ def _run(
     b_channel = gl.arange(0, BK, by_channel)
     b_token = gl.arange(0, C, by_token)[None, :]
     phase = 0
-    begin, num = chunk_place(gl.program_id(0) // HV, p_starts, p_ends, T, NC, C, PLACES)
-    for item in range(gl.program_id(0), num_chunks * HV, gl.num_programs(0)):
-        chunk, i_hv = item // HV, item % HV
-        following = gl.minimum(item + gl.num_programs(0), num_chunks * HV - 1) // HV
-        next_begin, next_num = chunk_place(following, p_starts, p_ends, T, NC, C, PLACES)  # early: nobody waits for it
+    begin, num = chunk_place(gl.program_id(0) // (HV * HALVES), p_starts, p_ends, T, NC, C, PLACES)
+    for item in range(gl.program_id(0), num_chunks * HV * HALVES, gl.num_programs(0)):
+        place = _head_of(item, HALVES)
+        column = _column_of(item, BK, HALVES)
+        chunk, i_hv = place // HV, place % HV
+        following = gl.minimum(item + gl.num_programs(0), num_chunks * HV * HALVES - 1) // (HV * HALVES)
+        next_begin, next_num = chunk_place(
+            following, p_starts, p_ends, T, NC, C, PLACES
+        )  # loaded a chunk ahead of its use
         b_row = gl.arange(0, C, by_row)
         o_line = (begin + b_row).to(gl.int64) * HV + i_hv
         if BETA_RANGE > 0:
             b_beta = gl.load(p_beta + o_line, mask=b_row < num, other=0.0).to(gl.float32)
-        b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, K, BK, C, HAS_A_LOG, HAS_DT_BIAS)
-        mbarrier.wait(ready.index(VALUES), phase)
+        b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, column, K, BK, C, HAS_A_LOG, HAS_DT_BIAS)
+        LOW: gl.constexpr = gl.float16 == DT or GATE == "none"  # whose gradients have the digits for it
+        if NV == 2:
+            (
+                b_dq_before, b_drow_before, b_dk_before, b_through_before, b_D_before, b_dA_before,
+                b_diagonal_before, b_y_dv_before, b_v_dv_before, b_q_dq_before,
+            ) = _earlier_values(s_S, s_dS, s_values, ready, free, num, by_channel, R, Q, BK, C, LOW, PLACES)  # fmt: skip
+        mbarrier.wait(ready.index(VALUES), phase if NV == 1 else 1)
         clear_behind(s_values, DO, O + 1, num, R, PLACES)  # do, dv, v and o
 
         # what the values contract
         b_S = s_S.permute((1, 0)).load(L)
-        b_dq = times(b_S, s_values.index(DO).permute((1, 0)), BK, C)
-        b_drow = times(b_S, s_values.index(DV).permute((1, 0)), BK, C)
+        if NV == 1:
+            b_dq = times(b_S, s_values.index(DO).permute((1, 0)), BK, C)
+            b_drow = times(b_S, s_values.index(DV).permute((1, 0)), BK, C)
+        else:
+            b_dq = plus(b_dq_before, b_S, s_values.index(DO).permute((1, 0)), BK, C)
+            b_drow = plus(b_drow_before, b_S, s_values.index(DV).permute((1, 0)), BK, C)
         b_dS = s_dS.permute((1, 0)).load(L)
-        b_dk = times(b_dS, s_values.index(Y).permute((1, 0)), BK, C)
-        if gl.float16 == DT or GATE == "none":  # whose gradients have the digits for it
+        if NV == 1:
+            b_dk = times(b_dS, s_values.index(Y).permute((1, 0)), BK, C)
+        else:
+            b_dk = plus(b_dk_before, b_dS, s_values.index(Y).permute((1, 0)), BK, C)
+        if LOW:
             b_dk = plus(b_dk, b_dS, s_values.index(Y_LOW).permute((1, 0)), BK, C)
         b_through = gl.convert_layout(gl.sum(b_S.to(gl.float32) * b_dS.to(gl.float32), 1), by_channel)
+        if NV == 2:
+            b_through += b_through_before
 
         # the products of tokens with tokens
-        left: gl.constexpr = gl.DotOperandLayout(0, Q, 2)
-        right: gl.constexpr = gl.DotOperandLayout(1, Q, 2)
-        b_y = s_values.index(Y).permute((1, 0)).load(right)
         b_zero = gl.zeros([C, C], gl.float32, Q)
-        b_y_low = s_values.index(Y_LOW).permute((1, 0)).load(right)
-        b_dv, b_do = s_values.index(DV).load(left), s_values.index(DO).load(left)
-        b_D = mma_v2(b_dv, b_y_low, mma_v2(b_dv, b_y, b_zero))
-        b_dA = mma_v2(b_do, b_y_low, mma_v2(b_do, b_y, b_zero))
+        if NV == 1:
+            b_D, b_dA = _pair_sums(s_values, b_zero, b_zero, Q)
+        else:
+            b_D, b_dA = _pair_sums(s_values, b_D_before, b_dA_before, Q)
         b_rho = s_scalars.index(phase * SCALARS + RHO).load(gl.SliceLayout(0, Q))[None, :]
         b_length = gl.sqrt(s_scalars.index(phase * SCALARS + NORM2).load(gl.SliceLayout(1, Q)))
         m_lower = b_from > b_to
@@ -358,13 +452,10 @@ def _run(
         _store_squares(b_D, gl.where(m_lower, b_dA * b_rho, 0.0), b_rho, s_squares, Q, C, LEVELS, BOUNDED)
 
         # of tokens with themselves
-        b_do = s_values.index(DO).load(R).to(gl.float32)
-        b_dv = s_values.index(DV).load(R).to(gl.float32)
-        b_y = s_values.index(Y).load(R).to(gl.float32) + s_values.index(Y_LOW).load(R).to(gl.float32)
-        b_diagonal = gl.sum(b_do * b_y, 1)
-        b_y_dv = gl.sum(b_dv * b_y, 1)
-        b_v_dv = gl.sum(b_dv * s_values.index(V_GIVEN).load(R).to(gl.float32), 1)
-        b_q_dq = gl.sum(b_do * s_values.index(O).load(R).to(gl.float32), 1)
+        b_diagonal, b_y_dv, b_v_dv, b_q_dq = _token_sums(s_values, R)
+        if NV == 2:
+            b_diagonal, b_y_dv = b_diagonal + b_diagonal_before, b_y_dv + b_y_dv_before
+            b_v_dv, b_q_dq = b_v_dv + b_v_dv_before, b_q_dq + b_q_dq_before
         b_norm2 = s_scalars.index(phase * SCALARS + NORM2).load(by_row)
         b_y_dv = b_y_dv / gl.sqrt(b_norm2)
         s_sums.index(DIAGONAL).store(b_diagonal * s_scalars.index(phase * SCALARS + RHO).load(by_row))
@@ -372,7 +463,10 @@ def _run(
         s_sums.index(K_DK).store((2.0 * b_y_dv - b_v_dv) / b_norm2)
         if BETA_RANGE > 0:
             b_dbeta = b_y_dv * learning_rate(-b_beta, 1)
-            gl.store(p_dbeta + o_line, b_dbeta.to(p_dbeta.dtype.element_ty), mask=b_row < num)
+            m_beta = b_row < num
+            if HALVES > 1:  # both halves have it
+                m_beta = m_beta & (column == 0)
+            gl.store(p_dbeta + o_line, b_dbeta.to(p_dbeta.dtype.element_ty), mask=m_beta)
         fence_async_shared()
         tma.store_wait(0)
         b_dq, b_drow, b_dk = warpgroup_mma_wait(0, deps=[b_dq, b_drow, b_dk])
@@ -405,7 +499,7 @@ def _run(
                 b_negative = b_negative & (b_token < num)
             b_last = gl.full([BK], 1.0, gl.float32, by_channel)
             if SIGNED == "given":
-                b_negative = channel_tile(p_sign, begin, num, i_hv, 1, K, BK, C, HV, PLACES) < 0
+                b_negative = channel_tile(p_sign, begin, num, i_hv, column, 1, K, BK, C, HV, PLACES) < 0
             if SIGNED != "no":
                 b_count = times(gl.where(b_negative, 1.0, 0.0).to(DT), s_M.index(THROUGH), BK, C)
                 b_count = warpgroup_mma_wait(0, deps=[b_count])
@@ -418,7 +512,7 @@ def _run(
                 b_reach = gl.sum(b_k.to(gl.float32) * _to_end(b_log, s_M, BK, C) * b_last[:, None] * b_dk, 0)
             b_erase = gl.full([1, 1], 1.0, gl.float32, P)
             if ERASE:
-                b_erase = channel_tile(p_erase, begin, num, i_hv, 0.0, K, BK, C, HV, PLACES).to(gl.float32)
+                b_erase = channel_tile(p_erase, begin, num, i_hv, column, 0.0, K, BK, C, HV, PLACES).to(gl.float32)
             b_dq, b_drow, b_dk, b_dlog, b_through = _unbounded_channels(
                 b_dq,
                 b_drow,
@@ -442,8 +536,8 @@ def _run(
             b_q, b_k = b_q.to(gl.float32), b_k.to(gl.float32)
         if ERASE:
             if BOUNDED:
-                b_erase = channel_tile(p_erase, begin, num, i_hv, 0.0, K, BK, C, HV, PLACES).to(gl.float32)
-            o_erase = (gl.cast(begin, gl.int64) * HV + i_hv) * K
+                b_erase = channel_tile(p_erase, begin, num, i_hv, column, 0.0, K, BK, C, HV, PLACES).to(gl.float32)
+            o_erase = (gl.cast(begin, gl.int64) * HV + i_hv) * K + column
             p_tile = p_derase + o_erase + (b_token * (HV * K) + b_channel[:, None])
             m_erase = (b_token < num) & (b_channel[:, None] < K)
             gl.store(p_tile, (b_k * b_drow).to(p_derase.dtype.element_ty), mask=m_erase)
@@ -475,6 +569,8 @@ def _run(
             b_dlog += b_own
         b_dg, b_dlog_rate = gate_gradient(b_dlog, b_g, b_rate, b_bias, GATE)
         o_key = ((begin + b_token).to(gl.int64) * HV + i_hv) * K + b_channel[:, None]
+        if HALVES > 1:
+            o_key += column
         if PLACES != "whole":
             b_dg = gl.where(b_token < num, b_dg, 0.0)
             b_dlog_rate = gl.where(b_token < num, b_dlog_rate, 0.0)
@@ -505,10 +601,10 @@ def _run(
         gl.thread_barrier()  # the gradients are written, the channels used up
         mbarrier.arrive(free.index(CHANNELS), count=USED_ARRIVE)
         if PLACES == "whole":
-            _send_gradients(t_dq, t_dk, t_dg, s_out, i_hv, begin, K)
+            _send_gradients(t_dq, t_dk, t_dg, s_out, i_hv, begin, column, K)
         else:
             if num >= C:
-                _send_gradients(t_dq, t_dk, t_dg, s_out, i_hv, begin, K)
+                _send_gradients(t_dq, t_dk, t_dg, s_out, i_hv, begin, column, K)
         begin, num = next_begin, next_num
         phase ^= 1
     tma.store_wait(0)
@@ -546,8 +642,8 @@ def hopper_gradient_kernel(
     p_dg,
     p_dbeta,  # out [B * T, HV], where not ERASE
     p_derase,  # out [B * T, HV, K], where ERASE
-    p_dlog_rate,  # out float32 [num_chunks, HV, BK], where HAS_A_LOG
-    p_dbias,  # out float32 [num_chunks, HV, BK], where HAS_DT_BIAS
+    p_dlog_rate,  # out float32 [num_chunks, HV, HALVES * BK], where HAS_A_LOG
+    p_dbias,  # out float32 [num_chunks, HV, HALVES * BK], where HAS_DT_BIAS
     num_chunks,
     ROWS,  # the tokens of all chunks, were they whole
     T,
@@ -570,6 +666,7 @@ def hopper_gradient_kernel(
     LEVELS: gl.constexpr,  # log2 of C
     BOUNDED: gl.constexpr,
     PLACES: gl.constexpr,  # "whole", "ragged" (T is no multiple of C) or "packed"
+    HALVES: gl.constexpr,  # of K, each of BK channels; more than one not where beta is given
 ):
     """All gradients but dv, chunk by chunk."""
     ready = gl.allocate_shared_memory(gl.int64, [PARTS, 1], mbarrier.MBarrierLayout())
@@ -595,8 +692,8 @@ def hopper_gradient_kernel(
                     t_dq, t_dk, t_dg, p_dq, p_dk, p_dg, p_dbeta, p_derase, p_dlog_rate, p_dbias,
                     s_S, s_dS, s_values, s_channels, s_g, s_scalars, s_out, s_squares, s_M, s_sums, ready, free,
                     num_chunks, T, NC, scale,
-                    HV, K, BK, BV, C, GATE, SIGNED, ERASE,
-                    HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BOUNDED, PLACES,
+                    HV, K, V, BK, BV, C, GATE, SIGNED, ERASE,
+                    HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BOUNDED, PLACES, HALVES,
                 ),
             ),
             (
@@ -604,7 +701,7 @@ def hopper_gradient_kernel(
                 (
                     t_states, t_dstates, t_do, t_dv, t_v, t_o, t_y, t_q, t_k, t_keys, t_g,
                     p_starts, p_ends, p_rho, p_norms, s_S, s_dS, s_values, s_channels, s_g, s_scalars, ready, free,
-                    num_chunks, ROWS, T, NC, H, HV, K, V, BK, BV, C, BOUNDED, PLACES,
+                    num_chunks, ROWS, T, NC, H, HV, K, V, BK, BV, C, BOUNDED, PLACES, HALVES,
                 ),
             ),
         ],

@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ckda.ops.triton.hopper.tile import (
+    A_LOW,
     AFTER,
     BORDERS,
     DT_BYTES,
@@ -143,7 +144,8 @@ def _border_products(
     b_q, b_k, b_erase, b_log, b_high, b_low, b_diagonal, s_out, s_M,
     Q: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, BASE: gl.constexpr,
 ):  # fmt: skip
-    """A and G block by block and then border by border (`_unbounded_products`), by way of two pairs of tiles that take turns."""
+    """A and G: pairs within blocks first, then border by border (`_unbounded_products`). A border's decayed tiles lie in shared
+    memory, in two places that are used in turn."""
     b_token = gl.arange(0, C, gl.SliceLayout(0, b_q.type.layout))[None, :]
     BK: gl.constexpr = b_q.shape[0]
     b_row = gl.arange(0, C, gl.SliceLayout(1, Q))[:, None]
@@ -189,7 +191,7 @@ def _run(
     HV: gl.constexpr, K: gl.constexpr, BK: gl.constexpr, C: gl.constexpr,
     GATE: gl.constexpr, SIGNED: gl.constexpr, ERASE: gl.constexpr,
     HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr, NORMALIZE: gl.constexpr, BETA_RANGE: gl.constexpr,
-    LEVELS: gl.constexpr, BASE: gl.constexpr, BOUNDED: gl.constexpr, PLACES: gl.constexpr,
+    LEVELS: gl.constexpr, BASE: gl.constexpr, BOUNDED: gl.constexpr, PLACES: gl.constexpr, SPLIT_A: gl.constexpr,
 ):  # fmt: skip
     """The warps that compute."""
     DT: gl.constexpr = s_out.dtype
@@ -217,18 +219,20 @@ def _run(
         chunk, i_hv = item // HV, item % HV
         slot, row = n % STAGES, chunk * C
         following = gl.minimum(item + gl.num_programs(0), num_chunks * HV - 1) // HV
-        next_begin, next_num = chunk_place(following, p_starts, p_ends, T, NC, C, PLACES)  # early: nobody waits for it
+        next_begin, next_num = chunk_place(
+            following, p_starts, p_ends, T, NC, C, PLACES
+        )  # loaded a chunk ahead of its use
         b_row = gl.arange(0, C, by_row)
         o_line = (row + b_row).to(gl.int64) * HV + i_hv
         b_beta = gl.full([C], 1.0, gl.float32, by_row)
         b_erase = gl.full([1, 1], 1.0, gl.float32, P)
         if ERASE:
-            b_erase = channel_tile(p_erase, begin, num, i_hv, 0.0, K, BK, C, HV, PLACES).to(gl.float32)
+            b_erase = channel_tile(p_erase, begin, num, i_hv, 0, 0.0, K, BK, C, HV, PLACES).to(gl.float32)
         else:
             b_beta = gl.load(p_beta + (begin + b_row).to(gl.int64) * HV + i_hv, mask=b_row < num, other=0.0).to(
                 gl.float32
             )
-        b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, K, BK, C, HAS_A_LOG, HAS_DT_BIAS)
+        b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, 0, K, BK, C, HAS_A_LOG, HAS_DT_BIAS)
         mbarrier.wait(ready.index(slot), (n // STAGES) & 1)
         clear_behind(s_in, slot * PAIR, PAIR, num, R, PLACES)
 
@@ -237,7 +241,7 @@ def _run(
         b_log, b_negative = log_gate(b_g, b_rate, b_bias, GATE, False)
         b_log = held_log(b_log, DT)
         if SIGNED == "given":
-            b_negative = channel_tile(p_sign, begin, num, i_hv, 1, K, BK, C, HV, PLACES) < 0
+            b_negative = channel_tile(p_sign, begin, num, i_hv, 0, 1, K, BK, C, HV, PLACES) < 0
         if (
             PLACES != "whole"
         ):  # what lies behind a sequence is another one's: nothing of it may be seen, not even that it is NaN
@@ -303,7 +307,12 @@ def _run(
         if BOUNDED:
             b_A, b_G = _pair_products(s_out.index(Q_FORWARD), (s_out.index(K_BACK), s_out.index(K_FORWARD)), Q, C)
         o_A = ((row + b_from).to(gl.int64) * HV + i_hv) * C + b_to
-        gl.store(p_A + o_A, gl.where(b_from >= b_to, b_A, 0.0).to(DT))
+        if SPLIT_A:
+            b_A = gl.where(b_from >= b_to, b_A, 0.0)
+            gl.store(p_A + o_A, b_A.to(DT))
+            gl.store(p_A + A_LOW * num_lines * C + o_A, (b_A - b_A.to(DT).to(gl.float32)).to(DT))
+        else:
+            gl.store(p_A + o_A, gl.where(b_from >= b_to, b_A, 0.0).to(DT))
         gl.store(p_G + o_A, gl.where(b_from > b_to, b_G, 0.0))
         begin, num = next_begin, next_num
         n += 1  # noqa: SIM113
@@ -323,7 +332,7 @@ def hopper_intra_kernel(
     p_A_log,
     p_dt_bias,
     t_keys,  # out, tiles [C, BK] of [4 * ROWS, HV * K]: q_forward, k_forward, k_back and, where BOUNDED, forward
-    p_A,  # out [ROWS, HV, C]
+    p_A,  # out [ROWS, HV, C], first of the squares
     p_G,  # out float32 [ROWS, HV, C]
     p_rho,  # out float32 [ROWS, HV]
     p_norms,  # out float32 [3, ROWS, HV]
@@ -350,9 +359,10 @@ def hopper_intra_kernel(
     BASE: gl.constexpr,  # that of a block, where not BOUNDED; 0: borders alone
     BOUNDED: gl.constexpr,
     PLACES: gl.constexpr,  # "whole", "ragged" (T is no multiple of C) or "packed"
+    SPLIT_A: gl.constexpr,  # whether what A's rounding left is written too
 ):
     """What of a chunk does not depend on the state."""
-    ready, free = barriers(STAGES, TILES_ARRIVE)
+    ready, free = barriers(STAGES, TILES_ARRIVE, 1)
     DT: gl.constexpr = t_keys.dtype
     s_in, s_g, s_out = room(STAGES * PAIR, C, BK, DT), room(STAGES, C, BK, t_g.dtype), room(NUM_KEYS, C, BK, DT)
     GATE_BYTES: gl.constexpr = t_g.dtype.primitive_bitwidth // 8
@@ -366,6 +376,7 @@ def hopper_intra_kernel(
                     p_beta, p_sign, p_erase, p_A_log, p_dt_bias, t_keys, p_A, p_G, p_rho, p_norms, p_start, p_end,
                     p_starts, p_ends, s_in, s_g, s_out, s_M, s_lines, ready, free, num_chunks, ROWS, T, NC, scale,
                     HV, K, BK, C, GATE, SIGNED, ERASE, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BASE, BOUNDED, PLACES,
+                    SPLIT_A,
                 ),
             ),
             (

@@ -1,4 +1,4 @@
-"""The launches of the kernels for Hopper. Doors and names are those of ckda/ops/triton/portable/launch.py."""
+"""The launches of the kernels for Hopper. Functions and names are those of ckda/ops/triton/portable/launch.py."""
 
 from functools import cache
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ckda.ops.triton.hopper import BV, MAX_WIDTH, WARP_ROWS, tried
 from ckda.ops.triton.launch import Launch, aligned, contiguous, gate_arguments
-from ckda.ops.triton.plan import Passed, Work, gradient_outputs
+from ckda.ops.triton.plan import Passed, Plan, Work, gradient_outputs
 from ckda.ops.triton.portable import launch as portable
 
 if tried():
@@ -24,6 +24,7 @@ __all__ = ["gradients", "intra", "reverse", "states"]
 
 # registers a thread, so that more programs than one fit on a multiprocessor; NARROW: heads of up to 64 channels
 INTRA_REGISTERS, NARROW_INTRA_REGISTERS, PAIR_REGISTERS = 80, 64, 128
+WIDE_INTRA_REGISTERS = 96  # one program of 16 warps that compute
 NARROW = 64
 PASS_WARPS = BV // WARP_ROWS
 BASE = (
@@ -69,7 +70,7 @@ def _state_tiles(x: Tensor, rows: int, columns: int) -> "TensorDescriptor":
     """Tiles [rows, columns] of states [..., V, K]; what is beyond them is zero."""
     V, K = x.shape[-2:]
     num = x.numel() // (V * K)
-    if V % rows == 0 and columns == K:
+    if V % rows == 0 and K % columns == 0:
         return _described(x, [num * V, K], [K, 1], (rows, columns))
     return _described(x, [num, V, K], [V * K, K, 1], (1, rows, columns))
 
@@ -113,9 +114,12 @@ def intra(w: Work, G: Tensor) -> Launch:
         "p_start": x.start,
         "p_end": x.end,
         "BASE": 0 if p.bounded or p.dot == "fp16" else BASE,
+        "SPLIT_A": p.A_low,
     }
     at_a_time, maxnreg = 2, INTRA_REGISTERS
-    if p.width == NARROW:
+    if _halves(p) > 1:
+        at_a_time, maxnreg = 1, WIDE_INTRA_REGISTERS
+    elif p.width == NARROW:
         at_a_time, maxnreg = (4, NARROW_INTRA_REGISTERS) if p.bounded else (3, INTRA_REGISTERS)
     programs = min(p.slots * p.HV, at_a_time * _multiprocessors(call.v.device))
     return Launch(hopper_intra_kernel, (programs,), arguments, num_warps=p.width // WARP_ROWS, maxnreg=maxnreg)
@@ -125,7 +129,7 @@ def _pass_arguments(w: Work, segments: range) -> dict[str, Any]:
     """What both passes over the chunks take."""
     p, x = w.p, w.x
     return {
-        "t_keys": _tiles(x.keys, p.C, p.width),
+        "t_keys": _tiles(x.keys, p.C, min(p.width, MAX_WIDTH)),
         "t_squares": _tiles(x.squares, p.C, p.C),
         "p_rho": x.rho,
         "p_norm2": x.norms[2],
@@ -143,10 +147,16 @@ def _pass_arguments(w: Work, segments: range) -> dict[str, Any]:
         "NUM_SEGMENTS": len(segments),
         "HV": p.HV,
         "K": p.K,
-        "BK": p.width,
+        "BK": min(p.width, MAX_WIDTH),
+        "HALVES": _halves(p),
         "C": p.C,
         "BOUNDED": p.bounded,
     }
+
+
+def _halves(p: Plan) -> int:
+    """The parts of a head's channels that the passes hold in warps of their own."""
+    return -(-p.width // MAX_WIDTH)
 
 
 def _value_blocks(V: int) -> int:
@@ -166,16 +176,17 @@ def states(
         "t_o": _tiles(o, p.C, BV) if outputs and o is not None else None,
         "p_o": o if p.padded else None,
         "t_y": _tiles(x.y, p.C, BV) if outputs else None,
-        "t_states": _state_tiles(x.states, BV, p.width) if outputs else None,
+        "t_states": _state_tiles(x.states, BV, min(p.width, MAX_WIDTH)) if outputs else None,
         "p_final": final,
         "V": V,
         "HAS_INITIAL": initial is not None,
         "STORE_FINAL": final is not None,
         "SUMMARY": summary,
-        "STAGES": 3 if outputs else 2,
+        "SPLIT_A": p.A_low,
+        "STAGES": 3 if outputs and _halves(p) == 1 else 2,
     }
     grid = (_value_blocks(V) * p.HV * p.N * len(segments),)
-    maxnreg = None if outputs and p.width > NARROW else PAIR_REGISTERS
+    maxnreg = None if (outputs and p.width > NARROW) or _halves(p) > 1 else PAIR_REGISTERS
     return Launch(hopper_state_kernel, grid, arguments, num_warps=PASS_WARPS, maxnreg=maxnreg)
 
 
@@ -189,13 +200,13 @@ def reverse(
         "p_dfinal": dfinal,
         "t_dv": None if passed is None else _tiles(passed.dv, p.C, BV),
         "p_dv": None if passed is None or not p.padded else passed.dv,
-        "t_dstates": None if passed is None else _state_tiles(passed.dstates, BV, p.width),
+        "t_dstates": None if passed is None else _state_tiles(passed.dstates, BV, min(p.width, MAX_WIDTH)),
         "p_dinitial": dinitial,
         "V": p.V,
         "HAS_FINAL": dfinal is not None,
         "STORE_INITIAL": dinitial is not None,
         "SUMMARY": passed is None,
-        "STAGES": 3,
+        "STAGES": 3 if _halves(p) == 1 else 2,
     }
     grid = (_value_blocks(p.V) * p.HV * p.N * len(segments),)
     maxnreg = None if p.width > NARROW else PAIR_REGISTERS
@@ -206,27 +217,27 @@ def gradients(w: Work, o: Tensor, do: Tensor, passed: Passed) -> tuple[list[Laun
     """The end of the backward, one program a multiprocessor, or two where heads have up to 64 channels; the portable kernels for
     what it does not hold."""
     call, p, x, _ = w
-    if p.V > MAX_WIDTH:
+    if p.V > MAX_WIDTH and _halves(p) == 1:
         return portable.gradients(w, o, do, passed)
     out = gradient_outputs(w, p.dtype)
-    width = 64 if p.V <= 64 else 128
+    width, channels = 64 if p.V <= 64 else 128, min(p.width, MAX_WIDTH)
     values = {"do": do, "dv": passed.dv, "v": aligned(call.v), "o": aligned(o), "y": x.y}
     raw = {"q": call.q, "k": call.k}
     arguments = _gate_arguments(w) | _place_arguments(w)
     arguments |= {f"t_{name}": _tiles(value, p.C, width) for name, value in values.items()}
-    arguments |= {f"t_{n}": None if p.bounded else _tiles(aligned(value), p.C, p.width) for n, value in raw.items()}
+    arguments |= {f"t_{n}": None if p.bounded else _tiles(aligned(value), p.C, channels) for n, value in raw.items()}
     arguments |= {
-        "t_states": _state_tiles(x.states, width, p.width),
-        "t_dstates": _state_tiles(passed.dstates, width, p.width),
-        "t_keys": _tiles(x.keys, p.C, p.width) if p.bounded else None,
-        "t_g": _tiles(aligned(call.g), p.C, p.width),
+        "t_states": _state_tiles(x.states, width, channels),
+        "t_dstates": _state_tiles(passed.dstates, width, channels),
+        "t_keys": _tiles(x.keys, p.C, channels) if p.bounded else None,
+        "t_g": _tiles(aligned(call.g), p.C, channels),
         "p_A": x.squares if p.given else None,
         "p_G": x.G if p.given else None,
         "p_rho": x.rho,
         "p_norms": x.norms,
-        "t_dq": _tiles(out["p_dq"], p.C, p.width),
-        "t_dk": _tiles(out["p_dk"], p.C, p.width),
-        "t_dg": _tiles(out["p_dg"], p.C, p.width) if call.g.dtype == p.dtype else None,
+        "t_dq": _tiles(out["p_dq"], p.C, channels),
+        "t_dk": _tiles(out["p_dk"], p.C, channels),
+        "t_dg": _tiles(out["p_dg"], p.C, channels) if call.g.dtype == p.dtype else None,
         "p_dq": out["p_dq"] if p.padded else None,
         "p_dk": out["p_dk"] if p.padded else None,
         "p_dg": out["p_dg"] if p.padded or call.g.dtype != p.dtype else None,
@@ -235,10 +246,12 @@ def gradients(w: Work, o: Tensor, do: Tensor, passed: Passed) -> tuple[list[Laun
         "p_dlog_rate": out["p_dlog_rate"],
         "p_dbias": out["p_dbias"],
         "V": p.V,
+        "BK": channels,
         "BV": width,
+        "HALVES": _halves(p),
     }
     at_a_time, maxnreg = (2, PAIR_REGISTERS) if p.width == NARROW else (1, None)
-    programs = min(p.slots * p.HV, at_a_time * _multiprocessors(do.device))
+    programs = min(p.slots * p.HV * _halves(p), at_a_time * _multiprocessors(do.device))
     return [
-        Launch(hopper_gradient_kernel, (programs,), arguments, num_warps=p.width // WARP_ROWS, maxnreg=maxnreg)
+        Launch(hopper_gradient_kernel, (programs,), arguments, num_warps=channels // WARP_ROWS, maxnreg=maxnreg)
     ], out

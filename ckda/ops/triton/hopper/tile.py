@@ -19,6 +19,7 @@ from ckda.ops.triton.tile import ROUND
 
 __all__ = [
     "AFTER",
+    "A_LOW",
     "BORDERS",
     "DT_BYTES",
     "FETCH_REGISTERS",
@@ -66,17 +67,19 @@ __all__ = [
 ]
 
 DT_BYTES = gl.constexpr(2)
-# parts of t_keys and t_squares, each of ROWS rows: KEYS and SQUARES of ckda/ops/triton/plan.py
+# parts of t_keys and t_squares, each of ROWS rows: KEYS, SQUARES and A_low of ckda/ops/triton/plan.py
 Q_FORWARD, K_FORWARD, K_BACK, FORWARD, NUM_KEYS = (gl.constexpr(i) for i in range(5))
-A, SOLVER, SOLVER_LOW, SOLVER_REST = (gl.constexpr(i) for i in range(4))
+A, SOLVER, SOLVER_LOW, SOLVER_REST, A_LOW = (gl.constexpr(i) for i in range(5))
 # the matrices of `store_spans`: logs through a token, after it, and from here on a matrix for the borders of each level; then,
 # where there are blocks, those of a token's block through it and through the block's middle
 THROUGH, AFTER, BORDERS = (gl.constexpr(i) for i in range(3))
 FETCH_WARPS = gl.constexpr(1)  # that fetch the tiles ahead, beside those that compute
-FETCH_REGISTERS = gl.constexpr(24)  # a thread of theirs, the least there is: the others get the rest
+FETCH_REGISTERS = gl.constexpr(
+    24
+)  # a thread of theirs, the fewest that can be set: the warps that compute get the others
 # arrivals that a barrier waits for: the accelerator's bytes are one; where lines come too, so are the copies of 32 threads
 TILES_ARRIVE, LINES_ARRIVE = gl.constexpr(1), gl.constexpr(33)
-USED_ARRIVE = gl.constexpr(1)  # that tiles are used up is said once
+USED_ARRIVE = gl.constexpr(1)  # that tiles are used up is said once, by each part of a program that uses them
 BLOCK_LOG = gl.constexpr(
     -28.0
 )  # a gate below 2^-28 counts as that within its block: four of them leave room for q in bfloat16
@@ -153,21 +156,21 @@ def send_tile(t_x, head, row, column, width: gl.constexpr, s_x):
 
 
 @gluon.jit
-def fetch_state(t_x, item, row, height: gl.constexpr, bar, s_x):
+def fetch_state(t_x, item, row, column, height: gl.constexpr, bar, s_x):
     """A tile of a state of that many values on its way into shared memory."""
     if by_heads(t_x):
-        tma.async_copy_global_to_shared(t_x, [item, row, 0], bar, _one_head(t_x, s_x))
+        tma.async_copy_global_to_shared(t_x, [item, row, column], bar, _one_head(t_x, s_x))
     else:
-        tma.async_copy_global_to_shared(t_x, [item * height + row, 0], bar, s_x)
+        tma.async_copy_global_to_shared(t_x, [item * height + row, column], bar, s_x)
 
 
 @gluon.jit
-def send_state(t_x, item, row, height: gl.constexpr, s_x):
+def send_state(t_x, item, row, column, height: gl.constexpr, s_x):
     """A tile of a state of that many values on its way out."""
     if by_heads(t_x):
-        tma.async_copy_shared_to_global(t_x, [item, row, 0], _one_head(t_x, s_x))
+        tma.async_copy_shared_to_global(t_x, [item, row, column], _one_head(t_x, s_x))
     else:
-        tma.async_copy_shared_to_global(t_x, [item * height + row, 0], s_x)
+        tma.async_copy_shared_to_global(t_x, [item * height + row, column], s_x)
 
 
 @gluon.jit
@@ -318,13 +321,13 @@ def clear_behind(s_tiles, first, end: gl.constexpr, num, LAYOUT: gl.constexpr, P
 
 @gluon.jit
 def channel_tile(
-    p_x, begin, num, i_hv, other, K: gl.constexpr, BK: gl.constexpr, C: gl.constexpr, HV: gl.constexpr, PLACES: gl.constexpr
+    p_x, begin, num, i_hv, column, other, K: gl.constexpr, BK: gl.constexpr, C: gl.constexpr, HV: gl.constexpr, PLACES: gl.constexpr
 ):  # fmt: skip
-    """[BK, C] of [B * T, HV, K]: a chunk's tokens, without the accelerator; `other` where there is nothing."""
+    """[BK, C] of [B * T, HV, K]: a chunk's tokens, channels from `column` on, without the accelerator; `other` beyond the ends."""
     b_token = gl.arange(0, C, gl.SliceLayout(0, product(BK, C)))[None, :]
     b_channel = gl.arange(0, BK, gl.SliceLayout(1, product(BK, C)))[:, None]
     p_x += (gl.cast(begin, gl.int64) * HV + i_hv) * K  # offsets in a tile stay in 32 bits
-    o_x = b_token * (HV * K) + b_channel
+    o_x = b_token * (HV * K) + b_channel + column
     if PLACES == "whole" and K == BK:
         return gl.load(p_x + o_x)
     else:
@@ -332,22 +335,23 @@ def channel_tile(
 
 
 @gluon.jit
-def barriers(STAGES: gl.constexpr, ARRIVALS: gl.constexpr):
-    """For each stage: whether its tiles have come (that many arrivals, and the bytes), and whether they are used up."""
+def barriers(STAGES: gl.constexpr, ARRIVALS: gl.constexpr, USERS: gl.constexpr):
+    """For each stage: whether its tiles have come (that many arrivals, and the bytes), and whether all users are done with them."""
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for s in gl.static_range(STAGES):
         mbarrier.init(ready.index(s), count=ARRIVALS)
-        mbarrier.init(free.index(s), count=USED_ARRIVE)
+        mbarrier.init(free.index(s), count=USED_ARRIVE * USERS)
     fence_async_shared()
     return ready, free
 
 
 @gluon.jit
 def head_gate(
-    p_A_log, p_dt_bias, i_hv, K: gl.constexpr, BK: gl.constexpr, C: gl.constexpr, HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr
+    p_A_log, p_dt_bias, i_hv, column,
+    K: gl.constexpr, BK: gl.constexpr, C: gl.constexpr, HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr,
 ):  # fmt: skip
-    """The head's rate exp(A_log) [1, 1] and bias [BK, 1] of the channels."""
+    """The head's rate exp(A_log) [1, 1] and bias [BK, 1] of the channels from `column` on."""
     by_channel: gl.constexpr = gl.SliceLayout(1, product(BK, C))
     b_rate = gl.full([1, 1], 1.0, gl.float32, product(BK, C))
     b_bias = gl.zeros([BK], gl.float32, by_channel)[:, None]
@@ -355,5 +359,7 @@ def head_gate(
         b_rate *= gl.exp(gl.load(p_A_log + i_hv).to(gl.float32))
     if HAS_DT_BIAS:
         b_channel = gl.arange(0, BK, by_channel)
-        b_bias += gl.load(p_dt_bias + i_hv * K + b_channel, mask=b_channel < K, other=0.0).to(gl.float32)[:, None]
+        b_bias += gl.load(p_dt_bias + i_hv * K + column + b_channel, mask=b_channel < K, other=0.0).to(gl.float32)[
+            :, None
+        ]
     return b_rate, b_bias

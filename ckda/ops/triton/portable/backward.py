@@ -136,7 +136,7 @@ def reverse_kernel(
         o_decay -= HV * K
         b_next = b_decay
         if BOUNDED:
-            # the end of the chunk before, early: nobody shall wait for it. The product of both might underflow.
+            # the end of the chunk before, loaded ahead of its use. It is no factor of b_decay: the product of both might underflow.
             b_next = tl.load(p_end + o_decay, mask=m_channel & (c > 0), other=1.0)
         b_norm2 = tl.load(p_norm2 + line + b_line, mask=m_token, other=1.0)
         b_du = dot(b_do, b_A, DOT) + dot_left_split(b_dS, tl.trans(b_k_back), DOT)

@@ -537,7 +537,7 @@ def state_kernel(
         b_end = tl.load(p_end + o_decay, mask=m_channel, other=1.0)
         o_decay += HV * K
         b_next = b_end
-        if BOUNDED:  # the next chunk's start, early: nobody shall wait for it. The product of both might underflow.
+        if BOUNDED:  # the next chunk's start, ahead of its use; apart, for the product of both might underflow
             b_next = tl.load(p_start + o_decay, mask=m_channel & (c + 1 < num), other=1.0)
         b_rest = -dot_left_split(b_S, tl.trans(b_k_forward), DOT)
         if SUMMARY != "transition":

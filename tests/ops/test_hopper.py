@@ -1,0 +1,156 @@
+"""Hopper's kernels by the 2x rule: on a CPU by plain torch (tests/ops/gluon.py); on a GPU those that are chosen by name only."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ops.common import Comparison, assert_same_bits, check_kernels, compare, excesses, make_call, perturbed, run
+from tests.ops.test_triton import _reflections
+
+pytest.importorskip("triton")
+from ckda.ops.triton import hopper, plan
+from ckda.ops.triton.hopper import passes
+from tests.ops import gluon
+
+BF16, FP16 = torch.bfloat16, torch.float16
+WIDE: dict[str, Any] = {"K": 256, "V": 256, "dtype": BF16}
+
+#: all gates, both dtypes, every width of tiles, whole and broken chunks, packing, groups
+CASES: dict[str, dict[str, Any]] = {
+    "signed": {"T": 64, "K": 64, "V": 64, "A_log": True, "dt_bias": True, "initial": True},
+    "signed, broken chunk": {"T": 70, "K": 128, "V": 128, "initial": True},
+    "softplus": {"T": 64, "K": 64, "V": 128, "gate": "softplus", "A_log": True, "dt_bias": True},
+    "given, packed": {"T": 70, "K": 64, "V": 64, "gate": None, "beta_range": None, "cu_seqlens": [0, 0, 33, 34, 70]},
+    "heads of 96, groups": {"T": 40, "K": 96, "V": 40, "H": 1, "HV": 2, "dt_bias": True},
+    "float32 gates": {"T": 33, "K": 32, "V": 32, "gate_dtype": torch.float32},
+    "separate": {"T": 40, "K": 64, "V": 64, "separate": True, "initial": True},
+    "values of 256": {"T": 64, "K": 128, "V": 256, "initial": True},
+    "float16": {"T": 40, "K": 128, "V": 64, "dtype": FP16, "initial": True},
+    "float16, narrow": {"T": 64, "K": 64, "V": 64, "dtype": FP16, "gate": "softplus"},
+    "256 x 256": {"T": 96, **WIDE, "A_log": True, "dt_bias": True, "initial": True},
+    "256 x 64, softplus": {"T": 64, **WIDE, "V": 64, "gate": "softplus", "A_log": True, "initial": True},
+    "256 x 200, broken chunk": {"T": 70, **WIDE, "V": 200, "gate_dtype": torch.float32, "initial": True},
+    "256 x 256, packed": {"T": 70, **WIDE, "gate": None, "beta_range": 2, "cu_seqlens": [0, 0, 33, 34, 70]},
+    "256 x 192, float16": {"T": 40, **WIDE, "V": 192, "dtype": FP16, "initial": True},
+    "256 x 96, separate, groups": {"T": 40, **WIDE, "V": 96, "separate": True, "H": 1, "HV": 2},
+    "256 x 128, sigmoid": {"T": 64, **WIDE, "V": 128, "gate": "sigmoid", "beta_range": 1},
+}
+
+on_a_cpu = pytest.mark.skipif(
+    torch.cuda.is_available() or not hopper.tried(), reason="for a CPU, and the Triton that they are written for"
+)
+
+
+@pytest.fixture
+def emulated() -> Iterator[None]:
+    with gluon.on_cpu():
+        yield
+
+
+def _call(settings: dict[str, Any]) -> dict[str, Any]:
+    return make_call(**({"B": 1, "H": 1, "dtype": BF16} | settings))
+
+
+@on_a_cpu
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("case", CASES)
+def test_the_kernels_keep_the_rule(case: str) -> None:
+    check_kernels([compare(_call(CASES[case]), "triton-hopper")])
+
+
+@on_a_cpu
+@pytest.mark.usefixtures("emulated")
+def test_long_sequences_of_wide_heads_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments of one chunk: the transitions of those between, [256, 256], come from the same pass."""
+    monkeypatch.setattr(plan, "SPLIT_FROM", 3)
+    monkeypatch.setattr(plan, "SEGMENT", 1)
+    check_kernels([compare(_call({"T": 128, **WIDE, "V": 64, "initial": True}), "triton-hopper")])
+
+
+@on_a_cpu
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("seed", range(3))
+def test_no_order_of_the_warps_hangs_or_changes_a_bit(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both halves and the warp that fetches, in turns that are drawn."""
+    call = _call({"T": 192, **WIDE, "V": 64, "initial": True})
+    wanted = run(call, "triton-hopper")
+    monkeypatch.setattr(gluon, "RANDOM", [random.Random(seed)])
+    assert_same_bits(run(call, "triton-hopper"), wanted)
+
+
+@on_a_cpu
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("settings", [{"T": 64, **WIDE, "V": 64}, {"T": 64, "K": 64, "V": 64, "dtype": FP16}])
+def test_later_tokens_change_nothing_before(settings: dict[str, Any]) -> None:
+    call = _call(settings)
+    plain, changed = (run(x, "triton-hopper", gradients=False)["o"] for x in (call, perturbed(call, 40)))
+    assert_same_bits({"o": plain[:, :40]}, {"o": changed[:, :40]})
+    assert not torch.equal(plain[:, 40:], changed[:, 40:])
+
+
+@on_a_cpu
+@pytest.mark.usefixtures("emulated")
+def test_A_in_two_parts_is_what_narrow_float16_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal keys at beta = 2: the 32 updates of a chunk nearly cancel in A u, and A's own rounding is what is left."""
+    settings = {"T": 1024, "K": 64, "V": 64, "H": 2, "dtype": FP16, "initial": True, "beta_range": 2}
+    call = _reflections(_call(settings), signs="equal")
+    split = compare(call, "triton-hopper", plain="chunked", gradients=False)
+    whole = plan.plan
+    monkeypatch.setattr("ckda.ops.triton.chunk.plan", lambda call: whole(call)._replace(A_low=False))
+    rounded = split._replace(results=run(call, "triton-hopper", gradients=False))
+
+    def o_of(x: Comparison) -> float:
+        return next(e.error for e in excesses([x], FP16) if e.name == "o")
+
+    assert o_of(split) < 0.75 * o_of(rounded)
+
+
+@on_a_cpu
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize(
+    ("name", "broken", "told"),
+    [
+        ("warpgroup_mma_wait", lambda outstanding=0, deps=(): deps[0] if len(deps) == 1 else deps, "not awaited"),
+        ("tma", gluon.SimpleNamespace(**vars(gluon.TMA) | {"store_wait": lambda n: None}), "on their way out"),
+        ("mbarrier", gluon.SimpleNamespace(**vars(gluon.MBARRIER) | {"arrive": lambda bar, count: None}), "waits"),
+    ],
+)
+def test_the_emulation_sees_mistakes(name: str, broken: Any, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU might forgive, or answer by hanging: products read too early, tiles overwritten, barriers never completed."""
+    run(_call({"T": 32, "K": 64, "V": 64}), "triton-hopper", gradients=False)
+    monkeypatch.setitem(gluon.names_of(passes.__name__), name, broken)
+    with pytest.raises(AssertionError, match=told):
+        run(_call({"T": 160, "K": 64, "V": 64}), "triton-hopper", gradients=False)
+
+
+# On a GPU: what would let `hopper.unmeasured` go -------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", [name for name in CASES if name.startswith("256")] + ["float16, narrow"])
+def test_by_name_the_kernels_keep_the_rule_on_a_gpu(case: str) -> None:
+    check_kernels([compare(_call(CASES[case] | {"T": 320, "B": 2, "H": 2, "device": "cuda"}), "triton-hopper")])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("settings", "signs"),
+    [
+        ({"K": 64, "V": 64, "dtype": FP16}, "equal"),
+        ({"K": 64, "V": 64, "dtype": FP16}, "random"),
+        ({"K": 256, "V": 64, "dtype": BF16}, "equal"),
+    ],
+)
+def test_by_name_equal_keys_at_beta_two_over_8192_tokens(settings: dict[str, Any], signs: str) -> None:
+    call = _call(settings | {"B": 2, "T": 8192, "H": 2, "beta_range": 2, "initial": True, "device": "cuda"})
+    check_kernels([compare(_reflections(call, signs=signs), "triton-hopper", plain="chunked")])
+
+
+@pytest.mark.gpu
+def test_by_name_a_long_sequence_of_wide_heads_on_a_gpu() -> None:
+    call = _call({"T": 16416, **WIDE, "V": 64, "initial": True, "device": "cuda"})
+    check_kernels([compare(call, "triton-hopper", plain="chunked")])
+    assert_same_bits(run(call, "triton-hopper"), run(call, "triton-hopper"))
