@@ -29,6 +29,7 @@ __all__ = [
     "pick_device",
     "pick_names",
     "pick_whole",
+    "plural",
     "positive",
     "real",
     "seconds",
@@ -266,6 +267,16 @@ def entries(rows: Sequence[tuple[str, str]], indent: int = 26) -> str:
         lines += [name, " " * indent + first] if alone else [f"{name:<{indent}}{first}"]
         lines += [" " * indent + line for line in rest]
     return "\n".join(lines)
+
+
+def plural(number: int, one: str, many: str | None = None) -> str:
+    """A number of things in words.
+
+    Example:
+        >>> plural(1, "update"), plural(2000, "update"), plural(2, "entry", "entries")
+        ('1 update', '2,000 updates', '2 entries')
+    """
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def filled(kind: Callable[..., Any], args: argparse.Namespace, **given: Any) -> Any:

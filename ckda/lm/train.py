@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,6 +32,7 @@ from ckda.lm.replay import Replay
 from ckda.models.ladder import flops_per_token
 from ckda.models.loss import IGNORED, next_token_labels
 from ckda.ops.context import Context
+from ckda.record import differing
 
 __all__ = ["NotFinite", "Options", "Outcome", "Trainer", "make_batch", "own_part", "prefetched", "why_eager"]
 
@@ -479,17 +480,6 @@ def _adamw(named: dict[str, nn.Parameter], recipe: Recipe, device: torch.device)
             "exp_avg_sq": torch.zeros_like(p.detach()),
         }
     return optimizer
-
-
-def differing(ours: dict[str, Any], theirs: dict[str, Any], but: Sequence[str] = ()) -> list[str]:
-    """What is not the same, each with both values.
-
-    Example:
-        >>> differing({"lr": 0.1, "steps": 30}, {"lr": 0.1, "steps": 60})
-        ['steps is 60 there and 30 here']
-    """
-    names = [name for name, value in ours.items() if name not in but and theirs.get(name) != value]
-    return [f"{name} is {theirs.get(name)} there and {ours[name]} here" for name in names]
 
 
 def _flops(model: nn.Module, length: int) -> float | None:

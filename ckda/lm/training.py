@@ -17,9 +17,9 @@ from ckda.lm.models import config_of, export, load_model
 from ckda.lm.parallel import World, join
 from ckda.lm.prepare import load_tokenizer
 from ckda.lm.recipe import Recipe
-from ckda.lm.train import HOW, Options, Trainer, differing
+from ckda.lm.train import HOW, Options, Trainer
 from ckda.models import ComplexKDAConfig, ComplexKDAForCausalLM, ladder
-from ckda.record import environment, read_json, write_bytes, write_json
+from ckda.record import differing, environment, read_json, write_bytes, write_json
 
 __all__ = ["TrainResult", "Training", "recipe_for", "run"]
 

@@ -84,6 +84,61 @@ def test_one_text_file_is_trained_on_and_its_end_held_out(
     assert "no validation" in capsys.readouterr().err
 
 
+def test_finished_tokens_are_not_replaced_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Other sources, other settings and changed bytes are refused with the difference; --fresh replaces."""
+    a, b, tok = tmp_path / "a.txt", tmp_path / "b.txt", tmp_path / "tok"
+    a.write_text("one tale that goes on " * 50)
+    b.write_text("another story with other words " * 50)
+    words = ["lm", "prepare", "--tokenizer", "train:280", "--workers", "1", "--out", str(tok)]
+    assert main([*words, str(a)]) == 0
+    capsys.readouterr()
+    before = {path.name: path.read_bytes() for path in tok.iterdir()}
+    stay = f"{tok} holds finished tokens of another kind: "
+    for more, told in (
+        ([str(b)], "the sources are a.txt there and b.txt here. They stay as they are: give another --out, or --fresh"),
+        ([str(a), "--held-out", "0.5"], "held_out is 0.01 there and 0.5 here"),
+        ([str(a), "--tokenizer", "train:300"], "tokenizer is train:280 there and train:300 here"),
+        (["--smoke"], "the sources are a.txt there and __init__.py, checkpoint.py"),
+    ):
+        one_line([*words, *more], told, capsys)
+        assert main([*words, *more]) == 2
+        assert stay in capsys.readouterr().err
+    assert main([*words, str(a)]) == 0
+    said = capsys.readouterr()
+    assert said.err == f"{tok} is prepared already, from the same sources and settings (--fresh prepares anew)\n"
+    assert "from 1 document\n" in said.out
+    a.write_text("ONE" + a.read_text()[3:])  # as long as before
+    one_line([*words, str(a)], stay + "a.txt changed since", capsys)
+    assert {path.name: path.read_bytes() for path in tok.iterdir()} == before
+    assert main([*words, str(b), "--fresh"]) == 0
+    assert text_tokenizer(tok).decode(TokenStore(tok).read(0, 7).tolist()).startswith("another story")
+
+
+def test_tokens_do_not_depend_on_what_the_folder_held(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A tokenizer trained on other texts is not used again, and a failed preparation leaves nothing in the way."""
+    a, b, empty = tmp_path / "a.txt", tmp_path / "b.txt", tmp_path / "empty.jsonl"
+    a.write_text("one tale that goes on " * 50)
+    b.write_text("another story with other words " * 50)
+    empty.write_text('{"body": "x"}\n')
+    used, clean = tmp_path / "used", tmp_path / "clean"
+    words = ["lm", "prepare", "--tokenizer", "train:280", "--workers", "1", "--out"]
+    one_line([*words, str(used), str(empty)], "no document in", capsys)
+    one_line([*words, str(used), str(empty)], "empty.jsonl:1: no field 'text'", capsys)
+    assert not used.exists()
+    assert main([*words, str(used), str(a)]) == 0
+    trained_on_a = (used / "tokenizer.json").read_bytes()
+    for name in ("index.json", "train-00000.bin"):
+        (used / name).unlink()
+    for out in (used, clean):
+        assert main([*words, str(out), str(b)]) == 0
+    assert (used / "tokenizer.json").read_bytes() == (clean / "tokenizer.json").read_bytes() != trained_on_a
+    assert (used / "train-00000.bin").read_bytes() == (clean / "train-00000.bin").read_bytes()
+    before = (used / "tokenizer.json").stat().st_mtime_ns
+    (used / "index.json").unlink()  # as if it had been interrupted after the tokenizer
+    assert main([*words, str(used), str(b)]) == 0
+    assert (used / "tokenizer.json").stat().st_mtime_ns == before
+
+
 def test_perplexity_is_that_of_the_logits(run: Path) -> None:
     model, tokenizer, text = load_model(run), text_tokenizer(run), "def f(x):\n    return x\n"
     ids = tokenizer.encode(text).ids
