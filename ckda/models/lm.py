@@ -310,7 +310,7 @@ def _refuse_unknown(kwargs: dict[str, Any]) -> None:
 
 
 def _padding(attention_mask: Tensor, B: int, S: int, cached: bool) -> Tensor | None:
-    """bool [B, S], False at padding; None where there is none (read back only with a cache, or outside training and compilation)."""
+    """bool [B, S], False at padding; None where there is none (read back with a cache, or outside training and compilation)."""
     if attention_mask.shape != (B, S):
         raise ValueError(
             f"the shape of attention_mask is {list(attention_mask.shape)}; it must be [B, S] = {[B, S]}, with S the tokens "
