@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ckda.command import plural
 from ckda.lm import checkpoint
 from ckda.lm.data import Sampler, TokenStore
 from ckda.lm.log import Log, NotFinite, Row
@@ -107,7 +108,7 @@ class Trainer:
         held_out = TokenStore(data, "held_out")
         if len(held_out) < recipe.length and world.main:
             print(
-                f"no validation: {data} holds out {len(held_out)} tokens, fewer than one sequence of {recipe.length}; "
+                f"no validation: {data} holds out {plural(len(held_out), 'token')}, fewer than one sequence of {recipe.length}; "
                 "a shorter --length, or `ckda lm prepare --held-out 0.1`, makes room for one",
                 file=sys.stderr,
             )
