@@ -17,6 +17,7 @@ __all__ = ["Need", "bytes_words", "check", "free_memory", "need"]
 _KEPT = {"cpu": (50, 25), "cuda": (28, 10)}
 _FACTOR = 0.3  # of a recurrent mixer's, for each further factor a token
 _LOGITS = 2  # float32 copies of a chunk's logits
+_SURE = 0.7  # of what is free, for what is proposed: the estimate may be too low
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def check(
 
     if (wanted := total(micro)) <= room:
         return
-    fits = next((n for n in range(micro - 1, 0, -1) if sequences % n == 0 and total(n) <= 0.9 * room), None)
+    fits = next((n for n in range(micro - 1, 0, -1) if sequences % n == 0 and total(n) <= _SURE * room), None)
     other = "a smaller --batch or --length, or --model tiny:ckda"
     if fits is None:
         hint = (

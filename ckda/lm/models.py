@@ -60,7 +60,11 @@ def config_of(name: str, **changes: Any) -> ComplexKDAConfig:
         return _configuration(name, read_json(path) | changes)
     size, colon, arm = name.partition(":")
     sizes = ("tiny", *ladder.CONFIGS)
-    if not colon or size not in sizes or arm not in ladder.ARMS:
+    if colon and size not in sizes:
+        raise ValueError(f"there is no size {size!r} for a model; there are {', '.join(sizes)}")
+    if colon and arm not in ladder.ARMS:
+        raise ValueError(f"there is no model {name}; there are {', '.join(f'{size}:{a}' for a in ladder.ARMS)}")
+    if not colon:
         raise ValueError(
             f"the model is {name!r}; it may be SIZE:ARM with a size of {', '.join(sizes)} and an arm of "
             f"{', '.join(ladder.ARMS)}, or a JSON configuration"

@@ -266,12 +266,18 @@ def test_refused_trainings_leave_no_folder(run: Path, tmp_path: Path, capsys: py
     """A wrong model, missing tokens, too short a text: one sentence, and nothing is made for it."""
     out, data = tmp_path / "out", str(run / "tokens")
     words = ["lm", "train", "--steps", "1", "--device", "cpu", "--out", str(out)]
-    one_line([*words, "--data", data, "--model", "huge:ckda"], "with a size of tiny, ", capsys)
-    one_line([*words, "--data", data, "--model", "tiny:huge"], "an arm of transformer, ", capsys)
+    one_line(
+        [*words, "--data", data, "--model", "huge:ckda"],
+        "there is no size 'huge' for a model; there are tiny, ",
+        capsys,
+    )
+    one_line([*words, "--data", data, "--model", "tiny:huge"], "there are tiny:transformer, ", capsys)
     one_line([*words, "--data", str(tmp_path / "none"), "--model", "tiny:ckda"], "holds no index.json", capsys)
     one_line([*words, "--data", data, "--model", "tiny:ckda", "--length", "1M"], "tokens", capsys)
     one_line(
-        ["lm", "train", "--smoke", "--model", "tiny:huge", "--device", "cpu", "--out", str(out)], "an arm of", capsys
+        ["lm", "train", "--smoke", "--model", "tiny:huge", "--device", "cpu", "--out", str(out)],
+        "there are tiny:tr",
+        capsys,
     )
     cells = ["lm", "ladder", "--device", "cpu", "--out", str(out)]
     one_line([*cells, "--data", data, "--sizes", "huge"], "size is 'huge'", capsys)
