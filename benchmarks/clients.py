@@ -1,20 +1,33 @@
 """Clients before and after ckda.compat.accelerate(): the operator alone, and a whole model.
 
-python benchmarks/clients.py kimi [--out results/compat]           transformers' Kimi-Linear on the CPU, against its torch path
-python benchmarks/clients.py fla CHECKOUT [--out results/compat]   FLA's KDA model of 340M parameters on a GPU, against its kernels
+python benchmarks/clients.py kimi [--out results/compat]    transformers' Kimi-Linear on the CPU, against its torch path
+python benchmarks/clients.py gpu [--fla CHECKOUT] [--limit 300] [--parts A,B] [--out results/compat]
+                                                            models of 340M parameters on a GPU, against FLA's kernels
+python benchmarks/clients.py gpu --smoke [--out FOLDER]     the same way with tiny models on a CPU, in seconds
 
-Each first checks that the results agree, then times forward+backward of the operator on the layer's own arguments, and an update
-(on the CPU forward+backward) of the model. FLA tries every configuration of its kernels for a shape; the processes of --jobs
-compile them side by side before that, and each is timed for some 20 ms instead of 100. The record is {client}.json.
+`gpu` has parts that stand alone, in this order; one that fails is recorded with its reason and the next begins:
+
+    fla kda         FLA's KDA model: the operator on its layer's own arguments, an update of the model, KDA's share of it
+    kimi_linear     the same for transformers' Kimi-Linear, which takes FLA's kernels where FLA is there
+    fla agreement   logits, loss and gradients of FLA's model before and after, against float32
+    fla tokens      what FLA's model generates before and after
+    fla gdn         the gated delta rule; FLA 0.6 refuses its backward pass on Hopper with Triton 3.6
+
+The record, clients_gpu.json, is written after every part. The same command goes on where it stopped: what succeeded stays, what
+failed is tried again. At --limit seconds the part at work is ended. FLA tries every configuration of its kernels for a shape; the
+processes of --jobs compile them side by side before that, and each is timed for some 20 ms instead of 100.
 """
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +36,7 @@ from torch import Tensor
 
 from ckda.compat import accelerate
 from ckda.compat import fla as ours
-from ckda.record import environment, write_json
+from ckda.record import environment, read_json, write_json
 
 
 def timed(run: Callable[[], Any], repeats: int, device: str) -> tuple[float, float]:
@@ -162,22 +175,198 @@ def kimi(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-# FLA's KDA model on a GPU ---------------------------------------------------------------------------------------------------
+# Models of 340M parameters on a GPU ------------------------------------------------------------------------------------------
 
 
-def fla_model(layers: int, dtype: torch.dtype = torch.bfloat16) -> Any:
-    """FLA's KDA of 340M parameters (24 layers of 1024, 8 heads of 128) with its bounded gate."""
+@dataclass(frozen=True)
+class Subject:
+    """A client's model, and where it looks its operator up."""
+
+    client: str  #: of ckda.compat.clients.CLIENTS
+    build: Callable[[int, torch.dtype], Any]  #: number of layers, dtype -> model on the device
+    layers: int
+    mixers: int  #: how many of the layers have KDA
+    vocabulary: int
+    module: str
+    function: str
+
+    def tokens(self, shape: tuple[int, int], device: str) -> Tensor:
+        return torch.randint(self.vocabulary, shape, device=device, generator=torch.Generator(device).manual_seed(0))
+
+
+def sized(smoke: bool) -> dict[str, Any]:
+    """The size of the models: 24 layers of 1024 with 8 heads of 128, or tiny."""
+    full = {"layers": 24, "hidden": 1024, "heads": 8, "head": 128, "inner": 2816, "vocabulary": 32000}
+    return full if not smoke else {"layers": 4, "hidden": 32, "heads": 2, "head": 16, "inner": 48, "vocabulary": 61}
+
+
+def fla_subject(smoke: bool) -> Subject:
+    size = sized(smoke)
+    build = partial(fla_model, size, "cpu" if smoke else "cuda")
+    return Subject("fla.kda", build, size["layers"], size["layers"], size["vocabulary"], "fla.layers.kda", "chunk_kda")
+
+
+def fla_model(size: dict[str, Any], device: str, layers: int, dtype: torch.dtype) -> Any:
+    """FLA's KDA with its bounded gate."""
     from fla.models.kda import KDAConfig, KDAForCausalLM
 
     torch.manual_seed(0)
     config = KDAConfig(
-        hidden_size=1024, num_heads=8, head_dim=128, num_hidden_layers=layers, safe_gate=True, lower_bound=-5.0,
-        vocab_size=32000, bos_token_id=None, eos_token_id=None, use_cache=True,
+        hidden_size=size["hidden"], num_heads=size["heads"], head_dim=size["head"], num_hidden_layers=layers,
+        intermediate_size=size["inner"], safe_gate=True, lower_bound=-5.0, vocab_size=size["vocabulary"],
+        bos_token_id=None, eos_token_id=None, use_cache=True,
     )  # fmt: skip
-    model = KDAForCausalLM(config).to("cuda", dtype)
+    model = KDAForCausalLM(config).to(device, dtype)
     for block in model.model.layers:
         block.attn.A_log.data, block.attn.dt_bias.data = block.attn.A_log.data.float(), block.attn.dt_bias.data.float()
     return model
+
+
+def kimi_subject(smoke: bool) -> Subject:
+    size = sized(smoke)
+    build = partial(kimi_model, size, "cpu" if smoke else "cuda")
+    module = "transformers.models.kimi_linear.modeling_kimi_linear"
+    mixers = kinds(size["layers"]).count("linear_attention")
+    return Subject(
+        "kimi_linear", build, size["layers"], mixers, size["vocabulary"], module, "chunk_kimi_delta_attention"
+    )
+
+
+def kinds(layers: int) -> list[str]:
+    """Three layers of KDA to one of attention, as in Kimi-Linear."""
+    return ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(layers)]
+
+
+def kimi_model(size: dict[str, Any], device: str, layers: int, dtype: torch.dtype) -> Any:
+    """Kimi-Linear's stack with dense MLPs."""
+    from transformers import KimiLinearConfig, KimiLinearForCausalLM
+
+    torch.manual_seed(0)
+    heads, head = size["heads"], size["head"]
+    config = KimiLinearConfig(
+        vocab_size=size["vocabulary"], hidden_size=size["hidden"], intermediate_size=size["inner"],
+        num_hidden_layers=layers, layer_types=kinds(layers), mlp_layer_types=["dense"] * layers,
+        linear_num_heads=heads, linear_head_dim=head, num_attention_heads=heads, num_key_value_heads=heads,
+        kv_lora_rank=2 * head, qk_rope_head_dim=head // 2, qk_nope_head_dim=head, v_head_dim=head,
+        pad_token_id=None, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    return KimiLinearForCausalLM(config).to(device, dtype)
+
+
+def without_operator(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, **_: Any) -> tuple[Tensor, None]:
+    """In the operator's place: a sum, through which every argument has a gradient. What an update takes with it is the rest."""
+    return v * beta.unsqueeze(-1).to(v.dtype) + q + k + g.to(v.dtype), None
+
+
+@contextmanager
+def replaced(module: Any, name: str, function: Callable) -> Iterator[None]:
+    original = getattr(module, name)
+    setattr(module, name, function)
+    try:
+        yield
+    finally:
+        setattr(module, name, original)
+
+
+def one_update(model: Any, tokens: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    model(tokens, labels=tokens, use_cache=False).loss.backward()
+    optimizer.step()
+
+
+def measured(subject: Subject, args: argparse.Namespace) -> dict[str, Any]:
+    """The operator alone, an update of the model, and KDA's share of it, before and after."""
+    module = sys.modules.get(subject.module) or __import__(subject.module, fromlist=["_"])
+    device, tokens = args.device, subject.tokens((args.batch, args.length), args.device)
+    model = subject.build(subject.layers, args.dtype).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=device == "cuda")
+    run = partial(one_update, model, tokens, optimizer)
+    arguments = captured(module, subject.function, lambda: model(tokens, use_cache=False))
+    before = getattr(module, subject.function)
+    operator = compare_operators(before, ours.chunk_kda, *arguments, args.repeats, device)
+    times = {"before": timed(run, args.repeats, device)}
+    with accelerate(subject.client, quiet=True):
+        times["after"] = timed(run, args.repeats, device)
+    with replaced(module, subject.function, without_operator):
+        rest = timed(run, args.repeats, device)[0]
+    in_update = {name: times[name][0] - rest for name in times}
+    return {
+        "tokens": list(tokens.shape),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "layers": {"all": subject.layers, "of KDA": subject.mixers},
+        "before is": f"{before.__module__}.{before.__name__}",
+        "operator": operator,
+        "update": before_after(times["before"], times["after"])
+        | {"tokens_per_second": [tokens.numel() / times[name][0] for name in times]},
+        "operator in the update": {
+            "update without it": rest,
+            **in_update,
+            "ratio": in_update["before"] / in_update["after"],
+            "share before": in_update["before"] / times["before"][0],
+            "share after": in_update["after"] / times["after"][0],
+            "share by the operator alone, before": subject.mixers * operator["before"] / times["before"][0],
+            "share by the operator alone, after": subject.mixers * operator["after"] / times["after"][0],
+        },
+    }
+
+
+def agreement(subject: Subject, args: argparse.Namespace) -> dict[str, Any]:
+    """How far each is from the same model in float32 on our kernels."""
+    tokens = subject.tokens((1, min(512, args.length)), args.device)
+    model = subject.build(min(8, subject.layers), args.dtype).train()
+    found = {}
+    for name, context in (("before", nullcontext()), ("after", accelerate(subject.client, quiet=True))):
+        with context:
+            found[name] = forward_backward(model, tokens)
+    with accelerate(subject.client, quiet=True):
+        truth = forward_backward(model.float(), tokens)
+    return {name: {key: error(values[key], truth[key]) for key in values} for name, values in found.items()}
+
+
+def generated(subject: Subject, args: argparse.Namespace) -> dict[str, Any]:
+    """Greedy tokens of the model in float32, before and after."""
+    model, prompt = subject.build(4, torch.float32).eval(), subject.tokens((1, 32), args.device)
+    found = []
+    with torch.no_grad():
+        for context in (nullcontext(), accelerate(subject.client, quiet=True)):
+            with context:
+                found.append(model.generate(prompt, max_new_tokens=16, do_sample=False))
+    return {"same_tokens": bool(torch.equal(*found))}
+
+
+def gated_delta_rule(args: argparse.Namespace) -> dict[str, Any]:
+    """The gated delta rule as GDN layers of the same size call it."""
+    from fla.layers import gated_deltanet
+
+    return compare_operators(
+        gated_deltanet.chunk_gated_delta_rule,
+        ours.chunk_gated_delta_rule,
+        *gdn_arguments(args),
+        args.repeats,
+        args.device,
+    )
+
+
+def gdn_arguments(args: argparse.Namespace) -> tuple[list[Any], dict[str, Any]]:
+    torch.manual_seed(1)
+    size = sized(args.smoke)
+    shape, device = (args.batch, args.length, size["heads"]), args.device
+    q, k, v = (torch.randn(*shape, size["head"], device=device, dtype=args.dtype) for _ in range(3))
+    g, beta = -torch.rand(*shape, device=device), torch.rand(*shape, device=device, dtype=args.dtype)
+    return [x.requires_grad_() for x in (q, k, v, g, beta)], {"use_qk_l2norm_in_kernel": True}
+
+
+#: the parts by name, in their order
+PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "fla kda": lambda args: measured(fla_subject(args.smoke), args),
+    "kimi_linear": lambda args: measured(kimi_subject(args.smoke), args),
+    "fla agreement": lambda args: agreement(fla_subject(args.smoke), args),
+    "fla tokens": lambda args: generated(fla_subject(args.smoke), args),
+    "fla gdn": gated_delta_rule,
+}
+
+
+# Tuning, limits, and what is kept -------------------------------------------------------------------------------------------
 
 
 def quick_tuning(part: int, parts: int) -> None:
@@ -197,131 +386,165 @@ def quick_tuning(part: int, parts: int) -> None:
 def tune(args: argparse.Namespace) -> None:
     """Compile FLA's configurations in parallel; Triton keeps what it compiled on the disk."""
     again = [sys.executable, __file__, *sys.argv[1:]]
-    jobs = [subprocess.Popen([*again, "--part", str(i)], stdout=subprocess.DEVNULL) for i in range(args.jobs)]
-    for job in jobs:
-        job.wait()
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    jobs = [subprocess.Popen([*again, "--tune", str(i)], **quiet) for i in range(args.jobs)]
+    try:
+        for job in jobs:
+            job.wait()
+    finally:
+        for job in jobs:
+            job.kill()
 
 
-def one_update(model: Any, tokens: Tensor, optimizer: torch.optim.Optimizer) -> None:
-    optimizer.zero_grad()
-    model(tokens, labels=tokens, use_cache=False).loss.backward()
-    optimizer.step()
-
-
-def generated(prompt: Tensor) -> dict[str, Any]:
-    """Greedy tokens of the model in float32, before and after; null with the reason where this FLA cannot generate here."""
-    model = fla_model(4, torch.float32).eval()
-    found = []
-    with torch.no_grad():
-        try:
-            found.append(model.generate(prompt, max_new_tokens=16, do_sample=False))
-        except Exception as problem:
-            return {"same_tokens": None, "why": f"FLA's own model does not generate: {problem!r}"}
-        with accelerate("fla.kda", quiet=True):
-            found.append(model.generate(prompt, max_new_tokens=16, do_sample=False))
-    return {"same_tokens": bool(torch.equal(*found))}
-
-
-def gated_delta_rule(shape: tuple[int, int]) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments of the gated delta rule as GDN layers of the same size give them."""
-    torch.manual_seed(1)
-    q, k, v = (torch.randn(*shape, 8, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
-    g = -torch.rand(*shape, 8, device="cuda")
-    beta = torch.rand(*shape, 8, device="cuda", dtype=torch.bfloat16)
-    return [q, k, v, g.requires_grad_(), beta.requires_grad_()], {"use_qk_l2norm_in_kernel": True}
-
-
-def agreement(tokens: Tensor) -> dict[str, Any]:
-    """How far each is from the same model in float32 on our kernels."""
-    errors: dict[str, dict[str, float]] = {}
-    model = fla_model(8).train()
-    found = {}
-    for name, context in (("before", nullcontext()), ("after", accelerate("fla.kda", quiet=True))):
-        with context:
-            found[name] = forward_backward(model, tokens)
-    with accelerate("fla.kda", quiet=True):
-        truth = forward_backward(model.float(), tokens)
-    for name, values in found.items():
-        errors[name] = {key: error(values[key], truth[key]) for key in values}
-    return errors
-
-
-def fla(args: argparse.Namespace) -> dict[str, Any]:
-    sys.path.insert(0, str(args.checkout))
-    shape = (args.batch, args.length)
-    tokens = torch.randint(32000, shape, device="cuda")
-    start = time.monotonic()
-    if args.part is not None:
-        quick_tuning(args.part, args.jobs)
-        model = fla_model(1).train()
-        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-        one_update(model, tokens, optimizer)
+def compile_share(args: argparse.Namespace) -> None:
+    """What one process of :func:`tune` does: an update of one layer and a gated delta rule, with its share of configurations."""
+    quick_tuning(args.tune, args.jobs)
+    subject = fla_subject(args.smoke)
+    model = subject.build(1, args.dtype).train()
+    one_update(
+        model,
+        subject.tokens((args.batch, args.length), args.device),
+        torch.optim.AdamW(model.parameters(), fused=args.device == "cuda"),
+    )
+    if "fla gdn" in args.parts:
         from fla.layers import gated_deltanet
 
-        call(gated_deltanet.chunk_gated_delta_rule, *gated_delta_rule(shape))()
-        os._exit(0)
-    if args.jobs > 1:
-        tune(args)
-    quick_tuning(0, 1)
-    from fla.layers import gated_deltanet
-    from fla.layers import kda as layer
+        call(gated_deltanet.chunk_gated_delta_rule, *gdn_arguments(args))()
 
-    model = fla_model(args.layers).train()
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    arguments = captured(layer, "chunk_kda", lambda: model(tokens, use_cache=False))
-    run_theirs = call(layer.chunk_kda, *arguments)
-    run_theirs()
-    tuned = time.monotonic() - start
-    record: dict[str, Any] = {
-        "client": "fla KDAForCausalLM, its kernels",
-        "tokens": list(shape),
-        "layers": args.layers,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "seconds_of_tuning": round(tuned, 1),
-        "operator": compare_operators(layer.chunk_kda, ours.chunk_kda, *arguments, args.repeats, "cuda"),
-    }
-    theirs = gated_deltanet.chunk_gated_delta_rule
-    record["gated delta rule"] = compare_operators(
-        theirs, ours.chunk_gated_delta_rule, *gated_delta_rule(shape), args.repeats, "cuda"
-    )
-    before = timed(lambda: one_update(model, tokens, optimizer), args.repeats, "cuda")
-    with accelerate("fla.kda", quiet=True):
-        after = timed(lambda: one_update(model, tokens, optimizer), args.repeats, "cuda")
-    record["model"] = before_after(before, after) | {
-        "tokens_per_second": [tokens.numel() / before[0], tokens.numel() / after[0]]
-    }
-    record |= {"errors": agreement(tokens[:1, :512])} | generated(tokens[:1, :32])
+
+class OutOfTime(Exception):
+    """The limit of seconds was reached."""
+
+
+def ring(*_: Any) -> None:
+    raise OutOfTime
+
+
+def settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What a record must share with a call that goes on from it."""
+    return {"smoke": args.smoke, "batch": args.batch, "length": args.length, "size": sized(args.smoke)}
+
+
+def kept(path: Path | None, args: argparse.Namespace) -> dict[str, Any]:
+    """The parts that succeeded before, or none."""
+    if path is None or not path.exists():
+        return {}
+    record = read_json(path)
+    if record["settings"] != settings(args):
+        sys.exit(f"clients.py gpu: {path} holds other settings, {record['settings']}; name another --out")
+    return {name: part for name, part in record["parts"].items() if "failed" not in part}
+
+
+def reason(problem: BaseException) -> str:
+    return f"{type(problem).__name__}: {problem}".strip().splitlines()[0][:400]
+
+
+def gpu(args: argparse.Namespace) -> dict[str, Any]:
+    """All parts, each written as soon as it is there."""
+    path = None if args.out is None else args.out / ("clients_smoke.json" if args.smoke else "clients_gpu.json")
+    parts, start = kept(path, args), time.monotonic()
+    record = {"settings": settings(args), "parts": parts}
+    waiting = [name for name in args.parts if name not in parts]
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, args.limit)
+    try:
+        if args.jobs > 1 and not args.smoke and any(name.startswith("fla") for name in waiting):
+            tune(args)
+            record["seconds_of_compiling"] = round(time.monotonic() - start, 1)
+        if args.device == "cuda":
+            quick_tuning(0, 1)
+        for name in waiting:
+            begun = time.monotonic()
+            try:
+                parts[name] = PARTS[name](args)
+            except OutOfTime:
+                parts[name] = {"failed": f"the limit of {args.limit:g} seconds was reached"}
+                raise
+            except Exception as problem:
+                parts[name] = {"failed": reason(problem)}
+            parts[name]["seconds"] = round(time.monotonic() - begun, 1)
+            save(path, record, args.device)
+            tell(name, parts[name])
+    except OutOfTime:
+        print(f"stopped at the limit of {args.limit:g} seconds; the same command goes on")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    save(path, record, args.device)
     return record
 
 
+def save(path: Path | None, record: dict[str, Any], device: str) -> None:
+    if path is not None:
+        write_json(path, record | {"environment": environment(device)})
+
+
+def tell(name: str, part: dict[str, Any]) -> None:
+    """One line a part."""
+    if "failed" in part:
+        print(f"{name:14} failed: {part['failed']}", flush=True)
+    elif "update" in part:
+        inside = part["operator in the update"]
+        share = f"share {inside['share before']:.0%} -> {inside['share after']:.0%}"
+        alone, update = part["operator"]["ratio"], part["update"]["ratio"]
+        times = (
+            f"operator {alone:.2f}, in the update {inside['ratio']:.2f} ({share}), update {update:.2f} times as fast"
+        )
+        print(f"{name:14} {times}", flush=True)
+    else:
+        print(f"{name:14} {part}", flush=True)
+
+
 def main() -> int:
+    args = parse(sys.argv[1:])
+    if args.client == "kimi":
+        record = kimi(args)
+        if args.out is not None:
+            print(write_json(args.out / "kimi.json", record | {"environment": environment("cpu")}))
+        for part in ("operator", "model"):
+            found = record[part]
+            times = f"{found['before']:.4f} s -> {found['after']:.4f} s, {found['ratio']:.2f} times as fast"
+            print(f"{part:18} {times} ({found['processor_ratio']:.2f} by processor time)")
+        print({key: record[key] for key in ("same_tokens", "apart")})
+        return 0
+    if args.fla is not None:
+        sys.path.insert(0, str(args.fla))
+    if args.tune is not None:
+        try:
+            compile_share(args)
+        finally:
+            os._exit(0)  # some of FLA's threads do not end by themselves
+    record = gpu(args)
+    return int(all("failed" in part for part in record["parts"].values()))
+
+
+def parse(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="client", required=True)
     cpu = commands.add_parser("kimi")
     cpu.add_argument("--tokens", type=int, default=1024)
-    gpu = commands.add_parser("fla")
-    gpu.add_argument("checkout", type=lambda text: Path(text).resolve())
-    gpu.add_argument("--batch", type=int, default=8)
-    gpu.add_argument("--length", type=int, default=2048)
-    gpu.add_argument("--layers", type=int, default=24)
-    gpu.add_argument("--jobs", type=int, default=8)
-    gpu.add_argument("--part", type=int, help=argparse.SUPPRESS)
-    for one in (cpu, gpu):
+    big = commands.add_parser("gpu")
+    big.add_argument("--fla", type=lambda text: Path(text).resolve(), help="a checkout of flash-linear-attention")
+    big.add_argument("--parts", default=",".join(PARTS), help="which parts, with commas between")
+    big.add_argument("--batch", type=int)
+    big.add_argument("--length", type=int)
+    big.add_argument("--jobs", type=int, default=8, help="processes that compile FLA's kernels")
+    big.add_argument("--limit", type=float, default=300.0, help="seconds after which it stops")
+    big.add_argument("--smoke", action="store_true")
+    big.add_argument("--tune", type=int, help=argparse.SUPPRESS)
+    for one in (cpu, big):
         one.add_argument("--repeats", type=int, default=5)
         one.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    record = {"kimi": kimi, "fla": fla}[args.client](args)
-    if args.out is not None:
-        device = "cuda" if args.client == "fla" else "cpu"
-        print(write_json(args.out / f"{args.client}.json", record | {"environment": environment(device)}))
-    for part in ("operator", "gated delta rule", "model"):
-        found = record.get(part)
-        if found is None:
-            continue
-        times = f"{found['before']:.4f} s -> {found['after']:.4f} s, {found['ratio']:.2f} times as fast"
-        print(f"{part:18} {times} ({found['processor_ratio']:.2f} by processor time)")
-    print({key: record[key] for key in ("same_tokens", "apart", "errors") if key in record})
-    return 0
+    args = parser.parse_args(words)
+    if args.client == "gpu":
+        args.parts = [name.strip() for name in args.parts.split(",")]
+        unknown = [name for name in args.parts if name not in PARTS]
+        if unknown:
+            parser.error(f"there is no part {unknown[0]!r}; there are {', '.join(PARTS)}")
+        args.batch, args.length = args.batch or (2 if args.smoke else 8), args.length or (96 if args.smoke else 2048)
+        args.device, args.dtype = ("cpu", torch.float32) if args.smoke else ("cuda", torch.bfloat16)
+        if not args.smoke and not torch.cuda.is_available():
+            parser.error("there is no GPU; --smoke goes the same way on a CPU")
+    return args
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ __all__ = [
     "pick_device",
     "pick_names",
     "pick_whole",
+    "plural",
     "positive",
     "real",
     "seconds",
@@ -236,17 +238,21 @@ def count(text: str) -> int:
     """A number of tokens or updates, also as 2e6, 20K, 50M or 6B; a type of an option.
 
     Example:
-        >>> count("20K"), count("6B"), count("2e6")
-        (20000, 6000000000, 2000000)
+        >>> count("1k"), count("1.5M"), count("6B"), count("2e6")
+        (1000, 1500000, 6000000000, 2000000)
+        >>> count("1.5")
+        Traceback (most recent call last):
+        argparse.ArgumentTypeError: 1.5 is no whole number
     """
-    units = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+    units = {"k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
     try:
-        value = int(float(text[:-1]) * units[text[-1]]) if text[-1:] in units else int(float(text))
-    except (ValueError, OverflowError) as error:
+        value = Decimal(text[:-1]) * units[text[-1]] if text[-1:] in units else Decimal(text)
+        number = int(value)
+    except (ArithmeticError, ValueError) as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no number like 1000, 20K, 2e6, 50M or 6B") from error
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return value
+    if number != value:
+        raise argparse.ArgumentTypeError(f"{text} is no whole number")
+    return _checked(number, number >= 1, "at least 1")
 
 
 def entries(rows: Sequence[tuple[str, str]], indent: int = 26) -> str:
@@ -266,6 +272,16 @@ def entries(rows: Sequence[tuple[str, str]], indent: int = 26) -> str:
         lines += [name, " " * indent + first] if alone else [f"{name:<{indent}}{first}"]
         lines += [" " * indent + line for line in rest]
     return "\n".join(lines)
+
+
+def plural(number: int, one: str, many: str | None = None) -> str:
+    """A number of things in words.
+
+    Example:
+        >>> plural(1, "update"), plural(2000, "update"), plural(2, "entry", "entries")
+        ('1 update', '2,000 updates', '2 entries')
+    """
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def filled(kind: Callable[..., Any], args: argparse.Namespace, **given: Any) -> Any:

@@ -5,13 +5,23 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-__all__ = ["environment", "read_json", "set_aside", "write_bytes", "write_json", "write_record", "write_text"]
+__all__ = [
+    "differing",
+    "environment",
+    "read_json",
+    "set_aside",
+    "write_bytes",
+    "write_json",
+    "write_record",
+    "write_text",
+]
 
 _PACKAGES = ("ckda", "torch", "triton", "numpy", "scipy", "sympy", "transformers", "fla-core")
 
@@ -115,6 +125,17 @@ def write_record(path: str | Path, value: Any) -> Path:
     """:func:`write_json`; a record of that name which is there already is set aside, not replaced."""
     set_aside(path)
     return write_json(path, value)
+
+
+def differing(ours: dict[str, Any], theirs: dict[str, Any], but: Sequence[str] = ()) -> list[str]:
+    """What is not the same, each with both values.
+
+    Example:
+        >>> differing({"lr": 0.1, "steps": 30}, {"lr": 0.1, "steps": 60})
+        ['steps is 60 there and 30 here']
+    """
+    names = [name for name, value in ours.items() if name not in but and theirs.get(name) != value]
+    return [f"{name} is {theirs.get(name)} there and {ours[name]} here" for name in names]
 
 
 def read_json(path: str | Path) -> Any:

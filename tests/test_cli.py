@@ -10,6 +10,8 @@ import pytest
 
 import ckda
 from ckda import cli, command
+from ckda.command import Parser
+from ckda.experiments.options import add_audio, add_demo, add_track
 
 
 def _verb(monkeypatch: pytest.MonkeyPatch, run: Callable[[argparse.Namespace], int | None]) -> None:
@@ -141,3 +143,16 @@ def test_every_extra_of_a_verb_exists() -> None:
         verb for entry in cli.VERBS.values() for verb in ([entry] if isinstance(entry, cli.Verb) else entry[1].values())
     ]
     assert {verb.extra for verb in verbs} <= set(project["optional-dependencies"])
+
+
+@pytest.mark.parametrize("add", [add_demo, add_track, add_audio])
+def test_updates_are_read_as_in_a_recipe(add: Callable[[Parser], None], capsys: pytest.CaptureFixture[str]) -> None:
+    """`--steps 1k`, as in quick+steps=1k; what is no whole number is refused."""
+    parser = Parser()
+    add(parser)
+    read = parser.parse_args(["--steps", "1k", "--batch", "2K"])
+    assert (read.steps, read.batch) == (1000, 2000)
+    for text in ("1.5", "0", "k", "nan", "inf"):
+        with pytest.raises(SystemExit):
+            parser.parse_args(["--steps", text])
+        assert f"argument --steps: {text} is" in capsys.readouterr().err.replace("'", "")

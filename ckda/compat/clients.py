@@ -142,7 +142,10 @@ def _replace(path: str, functions: dict[str, Callable]) -> list[Replaced]:
     package = path.partition(".")[0]
     if find_spec(package) is None:
         raise ImportError(f"{package} is not installed")
-    module = import_module(path)
+    try:
+        module = import_module(path)
+    except Exception as error:  # a package that is broken here must not keep the others from being served
+        raise ImportError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
     missing = [name for name in functions if not hasattr(module, name)]
     if missing:
         raise ImportError(f"{path} has no {missing[0]}: this version of {package} looks its operator up otherwise")

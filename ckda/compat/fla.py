@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from ckda.compat.states import on_slots, recur, state_in, state_out, with_states, written
+from ckda.compat.states import check_written, on_slots, recur, state_in, state_out, with_states
 from ckda.layers.gated_norm import gated_norm
 from ckda.ops import complex_kda
 
@@ -60,6 +60,8 @@ def chunk_kda(
     cu_seqlens: Tensor | None = None,
     cu_seqlens_cpu: Tensor | None = None,
     cp_context: Any = None,
+    use_graph: bool = False,
+    max_num_seqs: int | None = None,
     *,
     A_log: Tensor | None = None,
     dt_bias: Tensor | None = None,
@@ -77,7 +79,10 @@ def chunk_kda(
         initial_state: [N, HV, K, V], with `state_v_first` [N, HV, V, K]; so is the final state.
         return_intermediate_states: a third result, the states before every `chunk_size` tokens, [B, NT, HV, K, V] in q's dtype;
             without gradients. One call a chunk: for looking, not for speed.
-        cp_context: a `ckda.ops.context.Context`: the time axis lies over its ranks, and `cu_seqlens` are those of all of them.
+        cp_context: a `ckda.ops.context.Context`: the time axis lies over its ranks, and `cu_seqlens` are those of all of them. Or
+            FLA's, from its `build_cp_context`.
+        use_graph: `cu_seqlens` may end before T, its tail repeated up to `max_num_seqs` + 1 entries; outputs after it have no
+            meaning. (Nothing here waits for the lengths, so a graph can be captured either way.)
         signed: with `use_gate_in_kernel`, gates in [-1, 1]: ``tanh(exp(A_log) (g + dt_bias) / 2)``, see `ckda.complex_kda`.
 
     Example:
@@ -96,8 +101,13 @@ def chunk_kda(
     rate = _rate(beta, q, v, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     arguments = _arguments(q, k, v, gate, rate, scale, cu_seqlens, use_qk_l2norm_in_kernel)
     start = state_in(initial_state, v_first, arguments)
+    if use_graph:
+        _check_graph(cu_seqlens, max_num_seqs, return_intermediate_states)
     if cp_context is not None:
         o, state = _in_context(arguments, cp_context, start, output_final_state)
+        return o, state_out(state, v_first)
+    if use_graph and cu_seqlens is not None:
+        o, state = _before_the_end(arguments, start, output_final_state)
         return o, state_out(state, v_first)
     if return_intermediate_states:
         return with_states(arguments, start, output_final_state, v_first, chunk_size)
@@ -136,7 +146,8 @@ def fused_recurrent_kda(
 
     Args:
         ssm_state_indices: [N] the slot of each sequence, read before its tokens and written after them, in place; or [N, W] a
-            slot a token, each of which takes the state after its token (drafts). None may be negative.
+            slot a token, each of which takes the state after its token (drafts). A negative one is padding: nothing is written
+            for it, and its output has no meaning.
         num_accepted_tokens: [N], with slots [N, W]: the sequence goes on from the slot of its last accepted token.
         inplace_final_state: whether the final state is written into `initial_state`; None: where slots are given.
         out: [B, T, HV, V] takes the output.
@@ -194,12 +205,15 @@ def fused_recurrent_kda_fwd(
         if num_accepted_tokens is not None:
             raise ValueError("num_accepted_tokens is given; it needs ssm_state_indices of shape [N, W]")
         start = state_in(initial_state, v_first, arguments)
+        if inplace_final_state:
+            assert initial_state is not None
+            check_written(initial_state)
         o, state = recur(arguments, start, output_final_state or inplace_final_state)
         final = state_out(state, v_first)
         if inplace_final_state:
             assert initial_state is not None
             assert final is not None
-            final = written(initial_state, None, final)
+            final = initial_state.copy_(final.detach())
         return _output(o, out), final
     if not inplace_final_state:
         raise ValueError(
@@ -312,6 +326,7 @@ def chunk_gated_delta_product(
     use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: Tensor | None = None,
     cu_seqlens_cpu: Tensor | None = None,
+    cp_context: Any = None,
 ) -> tuple[Tensor, Tensor | None]:
     """FLA's ``chunk_gated_delta_product``: n = `num_householder` updates a token, k, v and beta of n T tokens; g [B, T, H] or None.
 
@@ -337,7 +352,10 @@ def chunk_gated_delta_product(
         query, k, v, {"g": _a_head(_fitting(log, q), k, v)}, rate, scale, places, use_qk_l2norm_in_kernel
     )
     start = state_in(initial_state, False, arguments)
-    o, state = complex_kda(**arguments, initial_state=start, output_final_state=output_final_state)
+    if cp_context is None:
+        o, state = complex_kda(**arguments, initial_state=start, output_final_state=output_final_state)
+    else:
+        o, state = _in_context(arguments, cp_context, start, output_final_state, n)
     return o[:, n - 1 :: n], state
 
 
@@ -449,6 +467,27 @@ def _check_lengths(cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None) -> 
         raise ValueError("cu_seqlens_cpu is given without cu_seqlens; it is only a copy of it")
 
 
+def _check_graph(cu_seqlens: Tensor | None, max_num_seqs: int | None, states: bool) -> None:
+    if states:
+        raise ValueError(
+            "return_intermediate_states is True; it must be False with use_graph=True: it reads the lengths"
+        )
+    if None not in (cu_seqlens, max_num_seqs) and cu_seqlens.numel() - 1 != max_num_seqs:  # type: ignore[union-attr]
+        raise ValueError(
+            f"cu_seqlens has {cu_seqlens.numel()} entries; it must have max_num_seqs + 1 = {max_num_seqs + 1}"  # type: ignore[union-attr, operator]
+        )
+
+
+def _before_the_end(arguments: dict[str, Any], start: Tensor | None, final: bool) -> tuple[Tensor, Tensor | None]:
+    """The operator on packed sequences that may end before T: what is left is one more sequence, whose state is dropped."""
+    cu_seqlens = arguments["cu_seqlens"]
+    longer = torch.cat([cu_seqlens, cu_seqlens.new_full((1,), arguments["v"].shape[1])])
+    if start is not None:
+        start = torch.cat([start, start.new_zeros(1, *start.shape[1:])])
+    o, state = complex_kda(**arguments | {"cu_seqlens": longer}, initial_state=start, output_final_state=final)
+    return o, None if state is None else state[:-1]
+
+
 def _fitting(x: Tensor, q: Tensor) -> Tensor:
     """x in a dtype that the operator takes beside q: q's own, or a wider one."""
     return x if x.dtype in (q.dtype, torch.float32) else x.to(torch.promote_types(q.dtype, torch.float32))
@@ -491,15 +530,23 @@ def _output(o: Tensor, out: Tensor | None) -> Tensor:
     return out.copy_(o)
 
 
-def _in_context(arguments: dict[str, Any], cp_context: Any, start: Tensor | None, final: bool) -> Any:
-    """The operator over the ranks of a `ckda.ops.context.Context`; FLA's own context knows this rank's sequences only."""
+def _in_context(arguments: dict[str, Any], cp_context: Any, start: Tensor | None, final: bool, times: int = 1) -> Any:
+    """The operator over the ranks of our context or of FLA's, whose tokens count `times` each."""
     try:
         context = import_module("ckda.ops.context")
-    except ImportError:
-        context = None
-    if context is None or not isinstance(cp_context, context.Context):
+    except ImportError as missing:  # in a folder of Hugging Face's kernels
+        raise NotImplementedError("cp_context is given; it needs the package ckda, which is not installed") from missing
+    if type(cp_context).__name__ == "FLACPContext":
+        if start is not None or final:
+            raise ValueError(
+                "cp_context is FLA's, which has no initial_state and no output_final_state; ckda.ops.context.Context has both"
+            )
+        v, from_fla = arguments["v"], import_module("ckda.compat.ranks").from_fla
+        cp_context, cu_seqlens = from_fla(cp_context, v.shape[1] // times, v.device)
+        arguments = arguments | {"cu_seqlens": cu_seqlens * times}
+    if not isinstance(cp_context, context.Context):
         raise NotImplementedError(
-            f"cp_context is of type {type(cp_context).__name__}; it must be None or a ckda.ops.context.Context, with which "
-            "cu_seqlens are those of all ranks"
+            f"cp_context is of type {type(cp_context).__name__}; it must be None, FLA's FLACPContext, or a "
+            "ckda.ops.context.Context, with which cu_seqlens are those of all ranks"
         )
     return context.complex_kda_context(**arguments, context=cp_context, initial_state=start, output_final_state=final)

@@ -12,6 +12,7 @@ from ckda.command import (
     add_json_argument,
     add_mixer_argument,
     add_run_arguments,
+    count,
     entries,
     not_negative,
     positive,
@@ -24,8 +25,8 @@ __all__ = ["add_audio", "add_demo", "add_inspect_audio", "add_inspect_horizon", 
 def add_demo(parser: Parser) -> None:
     """The options of ``ckda demo``."""
     add_common_arguments(parser, "runs/demo")
-    parser.add_argument("--steps", type=positive, default=600, help="updates of each arm (default: %(default)s)")
-    parser.add_argument("--batch", type=positive, default=64, help="words an update (default: %(default)s)")
+    parser.add_argument("--steps", type=count, default=600, help="updates of each arm (default: %(default)s)")
+    parser.add_argument("--batch", type=count, default=64, help="words an update (default: %(default)s)")
     parser.add_argument("--fresh", action="store_true", help="train anew, in the place of what is in --out")
 
 
@@ -52,7 +53,7 @@ def add_track(parser: Parser) -> None:
         "--seeds", type=positive, help="how many seeds, from --seed on (default: 3; with --from those of the file)"
     )
     how = _recipe_arguments(parser)
-    how.add_argument("--batch", type=positive, help="words an update: short for +batch=N")
+    how.add_argument("--batch", type=count, help="words an update: short for +batch=N")
     how.add_argument("--momentum", help="Muon's momentum, a number or 'cycled': short for +momentum=...")
     how.add_argument("--lr-muon", help="Muon's peak learning rate: short for +lr-muon=...")
     how.add_argument("--lr-adamw", help="AdamW's peak learning rate: short for +lr-adamw=...")
@@ -82,7 +83,7 @@ def _recipe_arguments(parser: Parser) -> argparse._ArgumentGroup:
         help="one or several with commas, each a name and changes to it as in quick+steps=2k (default: %(default)s)",
     )
     how.add_argument("--recipes", action="store_true", help="explain every recipe and change, train nothing")
-    how.add_argument("--steps", type=positive, help="updates: short for +steps=N in the recipe's name")
+    how.add_argument("--steps", type=count, help="updates: short for +steps=N in the recipe's name")
     return how
 
 
@@ -104,7 +105,7 @@ def add_audio(parser: Parser) -> None:
     what.add_argument("--wav", metavar="FILE", help="your own loop of two bars, a WAV file of any rate")
     what.add_argument("--bpm", type=above_zero, default=124.0, help="its tempo (default: %(default)s)")
     how = _recipe_arguments(parser)
-    how.add_argument("--batch", type=positive, help="sequences an update: short for +batch=N")
+    how.add_argument("--batch", type=count, help="sequences an update: short for +batch=N")
     parser.explain = _arms
 
 

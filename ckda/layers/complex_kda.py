@@ -379,7 +379,10 @@ def _check_left(attention_mask: Tensor) -> None:
         return
     present = attention_mask != 0
     if bool((present[:, :-1] & ~present[:, 1:]).any()):
-        raise ValueError("attention_mask has padding right of a token; with a cache it must be on the left")
+        raise ValueError(
+            "attention_mask has padding right of a token; for a cache it must be on the left (forward, which has none, takes "
+            "both: use_cache=False in a language model)"
+        )
 
 
 def _silenced(x: Tensor, attention_mask: Tensor | None) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ckda.lm.data import FORMAT, TokenStore, file_sum
-from ckda.lm.prepare import Preparation, prepare
+from ckda.lm.prepare import OtherTokens, Preparation, prepare
 from ckda.record import read_json, write_bytes, write_json, write_text
 
 __all__ = ["SPLITS", "Document", "Filter", "is_held_out", "pack", "tokenise", "unpack"]
@@ -138,7 +138,10 @@ def tokenise(files: dict[str, Path], out: Path, tokenizer: str, workers: int = 0
     for split in sorted(files, key=lambda name: name != "train"):
         name = tokenizer if split == "train" else str(own)
         options = Preparation(tokenizer=name, held_out=0.0, shard_tokens=1 << 40, workers=workers)
-        indices[split] = prepare([str(files[split])], parts / split, options)
+        try:
+            indices[split] = prepare([str(files[split])], parts / split, options)
+        except OtherTokens:  # what an interrupted call left of other texts
+            indices[split] = prepare([str(files[split])], parts / split, options, fresh=True)
     splits: dict[str, list[dict[str, Any]]] = {}
     out.mkdir(parents=True, exist_ok=True)
     for split, index in indices.items():

@@ -59,15 +59,17 @@ def config_of(name: str, **changes: Any) -> ComplexKDAConfig:
             raise ValueError(f"the model {name} is not there")
         return _configuration(name, read_json(path) | changes)
     size, colon, arm = name.partition(":")
+    sizes = ("tiny", *ladder.CONFIGS)
+    if colon and size not in sizes:
+        raise ValueError(f"there is no size {size!r} for a model; there are {', '.join(sizes)}")
+    if colon and arm not in ladder.ARMS:
+        raise ValueError(f"there is no model {name}; there are {', '.join(f'{size}:{a}' for a in ladder.ARMS)}")
     if not colon:
-        sizes = ", ".join(("tiny", *ladder.CONFIGS))
         raise ValueError(
-            f"the model is {name!r}; it may be SIZE:ARM with a size of {sizes} and an arm of {', '.join(ladder.ARMS)}, or a "
-            "JSON configuration"
+            f"the model is {name!r}; it may be SIZE:ARM with a size of {', '.join(sizes)} and an arm of "
+            f"{', '.join(ladder.ARMS)}, or a JSON configuration"
         )
     if size == "tiny":
-        if arm not in ladder.ARMS:
-            raise ValueError(f"there is no model tiny:{arm}; there are {', '.join(f'tiny:{a}' for a in ladder.ARMS)}")
         return ComplexKDAConfig(**TINY | ladder.ARMS[arm] | changes)
     return ladder.build(size, arm, **changes)
 

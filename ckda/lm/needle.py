@@ -92,6 +92,41 @@ def _prompt(kind: Kind, units: list[str], draw: random.Random) -> Sample:
     return Sample(prompt, values[asked], depth)
 
 
+class _Cell:
+    """Prompts of one task and length: built from a number of haystack units, measured in tokens."""
+
+    def __init__(self, name: str, length: int, tokenizer: Any, text: str | None, seed: int, room: int):
+        self.name, self.kind, self.length, self.room = name, KINDS[name], length, room
+        self.tokenizer, self.seed = tokenizer, seed
+        if self.kind.text and not text:
+            raise ValueError(f"{name} hides its needle in running text: name a file with --text")
+        self.sentences = re.split(r"(?<=[.!?])\s+", re.sub(r"\s+", " ", text or "")) if self.kind.text else [GRASS]
+
+    def build(self, number: int, index: int) -> Sample:
+        """Prompt `index` with so many units."""
+        draw = random.Random(f"{self.seed}/{self.name}/{self.length}/{index}")
+        offset = draw.randrange(len(self.sentences)) if self.kind.text else 0
+        units = [self.sentences[(offset + i) % len(self.sentences)] for i in range(number)]
+        return _prompt(self.kind, units, draw)
+
+    def fits(self, sample: Sample) -> bool:
+        ids = self.tokenizer.encode(sample.prompt, add_special_tokens=False).ids
+        return len(ids) <= self.length - self.room
+
+    def check(self, count: int) -> None:
+        """Every prompt fits at its shortest."""
+        if not all(self.fits(self.build(self.kind.needles, index)) for index in range(count)):
+            raise ValueError(f"{self.name} does not fit into {self.length} tokens with {self.room} for the answer")
+
+    def longest(self, index: int) -> Sample:
+        """Prompt `index` with as many units as fit."""
+        low, high = self.kind.needles, self.length
+        while low + 1 < high:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.fits(self.build(middle, index)) else (low, middle)
+        return self.build(low, index)
+
+
 def make_samples(
     name: str, length: int, count: int, tokenizer: Any, text: str | None = None, seed: int = 0, room: int = 128
 ) -> list[Sample]:
@@ -104,34 +139,9 @@ def make_samples(
         >>> sample.value in sample.prompt, len(tokenizer.encode(sample.prompt).ids) <= 1024 - 32
         (True, True)
     """
-    kind = KINDS[name]
-    if kind.text and not text:
-        raise ValueError(f"{name} hides its needle in running text: name a file with --text")
-    sentences = re.split(r"(?<=[.!?])\s+", re.sub(r"\s+", " ", text or "")) if kind.text else []
-
-    def units(number: int, offset: int) -> list[str]:
-        if not kind.text:
-            return [GRASS] * number
-        return [sentences[(offset + i) % len(sentences)] for i in range(number)]
-
-    def fits(sample: Sample) -> bool:
-        return len(tokenizer.encode(sample.prompt, add_special_tokens=False).ids) <= length - room
-
-    def build(number: int, index: int) -> Sample:
-        draw = random.Random(f"{seed}/{name}/{length}/{index}")
-        offset = draw.randrange(len(sentences)) if kind.text else 0
-        return _prompt(kind, units(number, offset), draw)
-
-    samples = []
-    for index in range(count):
-        low, high = kind.needles, length
-        if not fits(build(low, index)):
-            raise ValueError(f"{name} does not fit into {length} tokens with {room} for the answer")
-        while low + 1 < high:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(build(middle, index)) else (low, middle)
-        samples.append(build(low, index))
-    return samples
+    cell = _Cell(name, length, tokenizer, text, seed, room)
+    cell.check(count)
+    return [cell.longest(index) for index in range(count)]
 
 
 def harness_samples(name: str, length: int, count: int, tokenizer: Any, text: str | None) -> list[Sample]:
@@ -244,7 +254,10 @@ def run(
     choice: ModelChoice, wanted: Haystacks, show: Callable[[str, int, float, float], None] | None = None
 ) -> Needles:
     """Ask and score; `show(task, length, accuracy, fraction)` sees every cell and how much of the work is done."""
-    model, tokenizer = choice.load(), choice.load_tokenizer()
+    tokenizer = choice.load_tokenizer()
+    if wanted.builder == "own":
+        _check(wanted, tokenizer)
+    model = choice.load()
     cells: dict[str, dict[str, float]] = {name: {} for name in wanted.tasks}
     done, total = 0, len(wanted.tasks) * sum(wanted.lengths)
     for name in wanted.tasks:
@@ -262,6 +275,13 @@ def run(
     trained = getattr(model.config, "max_position_embeddings", None)
     where = environment(choice.device)
     return Needles(choice.name, wanted.builder, wanted.samples, wanted.seed, trained, cells, where)
+
+
+def _check(wanted: Haystacks, tokenizer: Any) -> None:
+    """Every prompt of every cell can be made; known before the first is answered."""
+    for name in wanted.tasks:
+        for length in wanted.lengths:
+            _Cell(name, length, tokenizer, wanted.text, wanted.seed, wanted.max_new).check(wanted.samples)
 
 
 def run_command(args: argparse.Namespace) -> int:

@@ -58,6 +58,7 @@ def add_prepare(parser: Parser) -> None:
     add("--shard-tokens", type=count, default=1 << 26, help="tokens a shard (default: %(default)s)")
     add("--workers", type=not_negative, default=0, help="processes; 0: one a core (default: %(default)s)")
     add("--strict", action="store_true", help="a broken record ends the preparation")
+    add("--fresh", action="store_true", help="prepare anew, in the place of the tokens in --out")
     add("--check", action="store_true", help="only compare the shards in --out with their checksums")
 
 

@@ -1,7 +1,8 @@
 """Text to token shards: text files, JSON Lines, parquet or a Hugging Face dataset, in parallel, resumable.
 
 The main process reads records and hands pieces of about a megabyte to workers, which parse and tokenise them; results come
-back in order, so the tokens depend on the sources alone and not on the number of workers or on interruptions. A document
+back in order, so the tokens depend on the sources alone: not on the number of workers, on interruptions, or on what the
+folder held before (finished tokens of other sources stay, a tokenizer trained on others is not used again). A document
 goes to the held-out split by a hash of its text: copies of one text are never on both sides.
 """
 
@@ -28,11 +29,12 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from ckda.command import make_folder
 from ckda.lm.data import FORMAT, TokenStore, file_sum
 from ckda.lm.extras import require
-from ckda.record import read_json, write_bytes, write_json, write_text
+from ckda.record import differing, read_json, write_bytes, write_json, write_text
 
-__all__ = ["BrokenRecord", "Preparation", "end_token", "load_tokenizer", "prepare", "train_tokenizer"]
+__all__ = ["BrokenRecord", "OtherTokens", "Preparation", "end_token", "load_tokenizer", "prepare", "train_tokenizer"]
 
 
 def _open_zst(raw: IO[bytes], mode: str) -> Any:
@@ -71,6 +73,10 @@ class Preparation:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {low}")
         if not 0 <= self.held_out < 1:
             raise ValueError(f"held_out is {self.held_out}; it must be from 0 to less than 1")
+
+
+class OtherTokens(ValueError):
+    """The folder holds tokens of other sources or settings, finished or begun."""
 
 
 class Record(NamedTuple):
@@ -295,27 +301,35 @@ def end_token(tokenizer: Any, wanted: str | None = None) -> str:
 
 
 def _tokenizer_for(
-    files: list[str], out: Path, options: Preparation, say: Callable[[str], None], stop: Callable[[], bool]
+    key: dict[str, Any], files: list[str], out: Path, say: Callable[[str], None], stop: Callable[[], bool]
 ) -> Any:
-    """The tokenizer, also written to out/tokenizer.json."""
-    place = out / "tokenizer.json"
-    if options.tokenizer.startswith("train:"):
-        size = options.tokenizer.removeprefix("train:")
-        if not size.isdigit():
-            raise ValueError(f"the tokenizer is {options.tokenizer!r}; it may be train:SIZE, as train:32768")
-        asked = out / "tokenizer.size"  # as asked for: a small text may give fewer
-        if place.is_file() and asked.is_file() and asked.read_text() != size:
-            raise ValueError(f"{place} was trained for {asked.read_text()} entries, not {size}; give another --out")
-        if not place.is_file():
-            write_text(asked, size)
-            texts = _sample(files, options.field)
-            trained = _watched(lambda: train_tokenizer(texts, int(size)), "training the tokenizer", say, stop)
-            write_text(place, trained.to_str())
-        return load_tokenizer(str(place))
-    looking = f"looking for the tokenizer {options.tokenizer!r}, here and on the Hugging Face hub"
-    tokenizer = _watched(lambda: load_tokenizer(options.tokenizer), looking, say, stop)
-    write_text(place, tokenizer.to_str())
-    return tokenizer
+    """A tokenizer trained on the sources; one that lies in `out` is used where it was trained on just these."""
+    place, about = out / "tokenizer.json", out / "tokenizer.trained.json"
+    trained_on = {name: key[name] for name in ("tokenizer", "field", "files")}
+    try:
+        if read_json(about) == trained_on | {"sha256": file_sum(place)}:
+            return load_tokenizer(str(place))
+    except (OSError, ValueError):
+        pass  # there is none, or only a part of it
+    size = int(key["tokenizer"].removeprefix("train:"))
+    texts = _sample(files, key["field"])
+    trained = _watched(lambda: train_tokenizer(texts, size), "training the tokenizer", say, stop)
+    write_text(place, trained.to_str())
+    write_json(about, trained_on | {"sha256": file_sum(place)})
+    return trained
+
+
+def _given_tokenizer(options: Preparation, say: Callable[[str], None], stop: Callable[[], bool]) -> Any:
+    """The tokenizer that is named, found to have its end token; None where one is to be trained."""
+    name = options.tokenizer
+    if not name.startswith("train:"):
+        looking = f"looking for the tokenizer {name!r}, here and on the Hugging Face hub"
+        tokenizer = _watched(lambda: load_tokenizer(name), looking, say, stop)
+        end_token(tokenizer, options.end_token)
+        return tokenizer
+    if not name.removeprefix("train:").isdigit():
+        raise ValueError(f"the tokenizer is {name!r}; it may be train:SIZE, as train:32768")
+    return None
 
 
 def _watched(work: Callable[[], Any], what: str, say: Callable[[str], None], stop: Callable[[], bool]) -> Any:
@@ -448,7 +462,7 @@ class _Writer:
             return 0
         try:
             known = read_json(self.journal)
-            if known["key"] != self.key:
+            if _unlike(self.key, known["key"]):
                 return 0
             for name, shard in ((n, s) for n in self.splits for s in known["splits"][n]):
                 if file_sum(self.out / shard["file"]) != shard["sha256"]:
@@ -524,24 +538,38 @@ def prepare(
     show: Callable[[dict[str, int], int, float | None], None] = lambda counts, tokens, fraction: None,
     stop: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = lambda text: None,
+    fresh: bool = False,
 ) -> dict[str, Any]:
     """Tokenise the sources into `out` and return its index; an interrupted call goes on where its last shard ended.
+
+    What is finished is not done again; tokens of other sources or settings in `out` are an :class:`OtherTokens` error, unless
+    `fresh` puts these in their place.
 
     `show(counts, tokens, fraction)` is called after every piece, with the part of the sources that was read; where `stop()` is
     true the open shard is closed and KeyboardInterrupt raised. `say(text)` hears of what is done before the first piece.
     """
     out, files = Path(out), expand(sources)
     _check_readers(files)
-    out.mkdir(parents=True, exist_ok=True)
-    tokenizer = _tokenizer_for(files, out, options, say, stop)
+    _check_documents(files, options.field)
+    tokenizer = _given_tokenizer(options, say, stop)
+    key = {k: v for k, v in asdict(options).items() if k not in ("workers", "strict")}
+    key["files"] = _watched(lambda: [_identity(name) for name in files], "reading the sources' checksums", say, stop)
+    if tokenizer is not None:
+        key["tokenizer_sha256"] = hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
+    if not fresh and (known := _finished(out, key)) is not None:
+        print(f"{out} is prepared already, from the same sources and settings (--fresh prepares anew)", file=sys.stderr)
+        return known
+    make_folder(str(out))
+    if fresh:
+        _clear(out)
+    if tokenizer is None:
+        tokenizer = _tokenizer_for(key, files, out, say, stop)
+    else:
+        write_text(out / "tokenizer.json", tokenizer.to_str())
     end = tokenizer.token_to_id(end_token(tokenizer, options.end_token))
     vocab = tokenizer.get_vocab_size(with_added_tokens=True)
     dtype = "uint16" if vocab <= 1 << 16 else "uint32"
-    tokenizer_sum = file_sum(out / "tokenizer.json")
-    key = {k: v for k, v in asdict(options).items() if k not in ("workers", "tokenizer", "strict")}
-    key |= {"files": [_identity(name) for name in files], "tokenizer_sha256": tokenizer_sum}
-    if (known := _finished(out, key)) is not None:
-        return known
+    key["tokenizer_sha256"] = tokenizer_sum = file_sum(out / "tokenizer.json")
     writer = _Writer(out, dtype, key)
     done = writer.resume()
     began = time.perf_counter()
@@ -565,7 +593,7 @@ def prepare(
             raise KeyboardInterrupt
     writer.close_shards()
     if not writer.counts["documents"]:
-        raise ValueError(f"there was no document in {', '.join(files[:3])}")
+        raise ValueError(_no_document(files, writer.broken))
     if options.held_out and not all(writer.splits.values()):
         writer.hold_out_tail(options.held_out)
     index = {
@@ -587,14 +615,85 @@ def prepare(
     return index
 
 
+def _check_documents(files: list[str], field: str) -> None:
+    """There is a document somewhere: else nothing is begun."""
+    broken = []
+    for record in records(files, field):
+        try:
+            document(record, field)
+            return
+        except ValueError as error:
+            broken.append((record.place, str(error)[:200]))
+    raise ValueError(_no_document(files, broken))
+
+
+def _no_document(files: list[str], broken: list[tuple[str, str]]) -> str:
+    why = f" ({broken[0][0]}: {broken[0][1]})" if broken else ""
+    return f"there was no document in {_listed(files)}{why}"
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
 def _finished(out: Path, key: dict[str, Any]) -> dict[str, Any] | None:
-    """The index of an equal preparation that is already there, whole."""
+    """The index of an equal preparation that is already there, whole; one of another kind, finished or begun, is an error."""
+    known, state = out / "index.json", "finished"
+    if not known.is_file():
+        known, state = out / "progress.json", "unfinished"
+        if not known.is_file():
+            return None
     try:
-        index = read_json(out / "index.json")
+        index = read_json(known)
+        begun = any(index["splits"].values())
+        unlike = _unlike(key, {"tokenizer": index.get("options", {}).get("tokenizer")} | index["key"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise OtherTokens(
+            f"{known} is not of ckda lm prepare, or damaged ({error!r}); it stays as it is. --fresh prepares anew in its place"
+        ) from error
+    if unlike and begun:
+        raise OtherTokens(
+            f"{out} holds {state} tokens of another kind: {'; '.join(unlike)}. They stay as they are: give another --out, or "
+            "--fresh to prepare anew in their place"
+        )
+    return index if state == "finished" and not unlike and _whole(out, index) else None
+
+
+def _whole(out: Path, index: dict[str, Any]) -> bool:
+    """Whether the shards and the tokenizer that the index names are there."""
+    try:
         stores = [TokenStore(out, split) for split in index["splits"]]
-        return index if index["key"] == key and stores else None
+        tokenizer = index["tokenizer"]
+        return bool(stores) and file_sum(out / tokenizer["file"]) == tokenizer["sha256"]
     except (ValueError, KeyError, TypeError, OSError):
-        return None
+        return False
+
+
+def _unlike(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
+    """How a preparation differs from one that is there, in words. A tokenizer to be trained has a size, any other a checksum."""
+    settings = {name: ours[name] for name in ours if name not in ("files", "tokenizer", "tokenizer_sha256")}
+    found = differing(settings, theirs)
+    kind = "tokenizer_sha256" if "tokenizer_sha256" in ours else "tokenizer"
+    if ours[kind] != theirs.get(kind):
+        found += differing({"tokenizer": ours["tokenizer"]}, theirs) or ["the tokenizer has changed since"]
+    names = [[Path(file[0]).name for file in files] for files in (ours["files"], theirs["files"])]
+    if names[0] != names[1]:
+        return [*found, f"the sources are {_listed(names[1])} there and {_listed(names[0])} here"]
+    changed = [
+        name
+        for name, mine, other in zip(names[0], ours["files"], theirs["files"], strict=True)
+        if mine[1 : len(other)] != other[1:]  # older indices have no checksum
+    ]
+    return [*found, f"{_listed(changed)} changed since"] if changed else found
+
+
+def _clear(out: Path) -> None:
+    """Remove what a preparation writes, the index first: what is left after an interruption is no index of nothing."""
+    for name in ("index.json", "progress.json", "broken.jsonl", "tokenizer.json", "tokenizer.trained.json"):
+        (out / name).unlink(missing_ok=True)
+    for split in ("train", "held_out"):
+        for path in [*out.glob(f"{split}-?????.bin"), *out.glob(f"{split}-?????.ends")]:
+            path.unlink()
 
 
 def _written(writer: _Writer) -> int:
@@ -602,5 +701,10 @@ def _written(writer: _Writer) -> int:
 
 
 def _identity(name: str) -> list[Any]:
-    """What a resumed preparation recognises a source by."""
-    return [name] if name.startswith("hf:") else [name, Path(name).stat().st_size]
+    """What a source is recognised by: its name, its size and its bytes' checksum."""
+    if name.startswith("hf:"):
+        return [name]
+    try:
+        return [name, Path(name).stat().st_size, file_sum(Path(name))]
+    except OSError:  # it will be a broken record
+        return [name, None, None]

@@ -194,7 +194,7 @@ def program_tokens(tokens: Path, wanted: int, seed: int) -> Path:
         options = Preparation(
             tokenizer=str(tokens / "tokenizer.json"), held_out=0.0, workers=0 if wanted > 10**6 else 1
         )
-        found = prepare([str(source)], out, options)["tokens"]["train"]
+        found = prepare([str(source)], out, options, fresh=True)["tokens"]["train"]  # in the place of a shorter one
         source.unlink()
         if found >= wanted:
             return out

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ckda.command import plural
 from ckda.lm import checkpoint
 from ckda.lm.data import Sampler, TokenStore
 from ckda.lm.log import Log, NotFinite, Row
@@ -32,6 +33,7 @@ from ckda.lm.replay import Replay
 from ckda.models.ladder import flops_per_token
 from ckda.models.loss import IGNORED, next_token_labels
 from ckda.ops.context import Context
+from ckda.record import differing
 
 __all__ = ["NotFinite", "Options", "Outcome", "Trainer", "make_batch", "own_part", "prefetched", "why_eager"]
 
@@ -106,7 +108,7 @@ class Trainer:
         held_out = TokenStore(data, "held_out")
         if len(held_out) < recipe.length and world.main:
             print(
-                f"no validation: {data} holds out {len(held_out)} tokens, fewer than one sequence of {recipe.length}; "
+                f"no validation: {data} holds out {plural(len(held_out), 'token')}, fewer than one sequence of {recipe.length}; "
                 "a shorter --length, or `ckda lm prepare --held-out 0.1`, makes room for one",
                 file=sys.stderr,
             )
@@ -479,17 +481,6 @@ def _adamw(named: dict[str, nn.Parameter], recipe: Recipe, device: torch.device)
             "exp_avg_sq": torch.zeros_like(p.detach()),
         }
     return optimizer
-
-
-def differing(ours: dict[str, Any], theirs: dict[str, Any], but: Sequence[str] = ()) -> list[str]:
-    """What is not the same, each with both values.
-
-    Example:
-        >>> differing({"lr": 0.1, "steps": 30}, {"lr": 0.1, "steps": 60})
-        ['steps is 60 there and 30 here']
-    """
-    names = [name for name, value in ours.items() if name not in but and theirs.get(name) != value]
-    return [f"{name} is {theirs.get(name)} there and {ours[name]} here" for name in names]
 
 
 def _flops(model: nn.Module, length: int) -> float | None:

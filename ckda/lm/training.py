@@ -8,18 +8,19 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ckda.command import make_folder, pick_device
-from ckda.lm import checkpoint
+from ckda.command import make_folder, pick_device, plural
+from ckda.lm import checkpoint, memory
 from ckda.lm.data import TokenStore
 from ckda.lm.figures import training_figure
 from ckda.lm.log import Row
+from ckda.lm.memory import bytes_words
 from ckda.lm.models import config_of, export, load_model
 from ckda.lm.parallel import World, join
 from ckda.lm.prepare import load_tokenizer
 from ckda.lm.recipe import Recipe
-from ckda.lm.train import HOW, Options, Trainer, differing
+from ckda.lm.train import HOW, Options, Trainer
 from ckda.models import ComplexKDAConfig, ComplexKDAForCausalLM, ladder
-from ckda.record import environment, read_json, write_bytes, write_json
+from ckda.record import differing, environment, read_json, write_bytes, write_json
 
 __all__ = ["TrainResult", "Training", "recipe_for", "run"]
 
@@ -135,6 +136,8 @@ def recipe_for(
         own |= {"warmup": rung.warmup_steps, "schedule": rung.schedule}
     elif model.partition(":")[0] == "tiny":
         own |= TINY_RECIPE
+    else:
+        own |= _sizes_of_run(Path(model))
     if branch is not None:
         trunk = checkpoint.read_manifest(Path(branch), verify=False)
         own |= {name: trunk["recipe"][name] for name in ("length", "batch", "lr", "warmup")}
@@ -159,6 +162,19 @@ def recipe_for(
     return replace(recipe, steps=steps, warmup=int(warmup))
 
 
+def _sizes_of_run(model: Path) -> dict[str, Any]:
+    """Length, batch and validation of the run that `model` is, or is the model or a checkpoint of; of a model alone its length."""
+    owner = model.parent if model.name == "model" else model.parent.parent
+    for folder in (model, owner):
+        if model.is_dir() and (folder / "training.json").is_file():
+            recipe = Training.load(folder / "training.json").recipe
+            return {name: getattr(recipe, name) for name in ("length", "batch", "eval_tokens")}
+    if (model / "config.json").is_file():
+        longest = read_json(model / "config.json").get("max_position_embeddings", Recipe.length)
+        return {"length": min(longest, Recipe.length)}
+    return {}
+
+
 def run(
     training: Training, show: Show = lambda row: None, say: Say = lambda text: None, world: World | None = None
 ) -> TrainResult | None:
@@ -172,19 +188,20 @@ def run(
             return run(training, show, say, world)
         finally:
             world.leave()
-    out = make_folder(training.out) if world.main else Path(training.out)
-    world.wait()
-    config = config_of(training.model, backend=training.backend)
+    out, config = Path(training.out), config_of(training.model, backend=training.backend)
     if not training.fresh and (known := _known(out, training.recipe, config)) is not None:
         if world.main:
-            say(f"{out} is complete: told again, not trained again (--fresh trains anew)")
+            say(f"{out} is complete: this is its result, nothing is trained (--fresh trains anew)")
         return known if world.main else None
     store = TokenStore(training.data)
+    _check_memory(training, config, world)
     if training.verify and world.main:
         store.verify()
     trainer = Trainer(_builder(config, training, say), training.data, training.recipe, out, world, training.options)
     if world.main:
         _check_room(out, trainer)
+        make_folder(training.out)
+    world.wait()
     tokenizer = store.folder / "tokenizer.json"
     if world.main:
         training.save(out / "training.json")
@@ -193,6 +210,8 @@ def run(
     _begin(trainer, training, say if world.main else lambda text: None)
     if world.main:
         say(_opening(training, trainer, len(store)))
+        if (note := _unused(config, store.index["vocab_size"])) is not None:
+            say(note)
     began, first = time.perf_counter(), trainer.step
     outcome = trainer.run(show if world.main else lambda row: None)
     seconds = time.perf_counter() - began
@@ -230,8 +249,36 @@ def _opening(training: Training, trainer: Trainer, tokens: int) -> str:
     recipe, size = training.recipe, sum(p.numel() for p in trainer.plain.parameters())
     asked = recipe.steps * recipe.tokens_per_step
     return (
-        f"{training.model}, {size / 1e6:.2f} M parameters: {recipe.steps} updates of {recipe.batch} x {recipe.length} tokens, "
-        f"{asked:,} in all, {asked / tokens:.2g} epochs of the {tokens:,} there are"
+        f"{training.model}, {size / 1e6:.2f} M parameters: {plural(recipe.steps, 'update')} of {recipe.batch} x {recipe.length} "
+        f"tokens, {asked:,} in all, {asked / tokens:.2g} epochs of the {tokens:,} there are"
+    )
+
+
+def _unused(config: ComplexKDAConfig, entries: int) -> str | None:
+    """A sentence where most of a model's vocabulary is never met."""
+    if config.vocab_size < 4 * entries:
+        return None
+    idle = (config.vocab_size - entries) * config.hidden_size * (1 if config.tie_word_embeddings else 2)
+    return (
+        f"the tokenizer has {entries:,} entries and the model {config.vocab_size:,}: {idle / 1e6:.1f} M parameters are of tokens "
+        "that never come; a larger vocabulary (`ckda lm prepare --tokenizer train:32768`) or a smaller model fits better"
+    )
+
+
+def _check_memory(training: Training, config: ComplexKDAConfig, world: World) -> None:
+    """One update fits into what the device has free; else it is refused before anything is made."""
+    recipe, options = training.recipe, training.options
+    micro, parts = recipe.micro_batches(max(1, world.size // options.context))
+    memory.check(
+        training.model,
+        config,
+        sequences=micro * parts,
+        micro=micro,
+        length=recipe.length // options.context,
+        device=world.device,
+        ranks=world.size,
+        dtype=recipe.dtype,
+        checkpointing=options.checkpointing,
     )
 
 
@@ -278,11 +325,10 @@ def _builder(config: ComplexKDAConfig, training: Training, say: Say) -> Callable
 def _check_room(out: Path, trainer: Trainer) -> None:
     """Weights and both moments, twice while a checkpoint takes another's place, and the model at the end."""
     need = 28 * sum(p.numel() for p in trainer.plain.parameters())
-    free = shutil.disk_usage(out).free
+    place = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    free = shutil.disk_usage(place).free
     if free < need:
-        raise ValueError(
-            f"{out} has {free / 2**30:.2f} GiB free; checkpoints and the model need {need / 2**30:.2f} GiB"
-        )
+        raise ValueError(f"{out} has {bytes_words(free)} free; checkpoints and the model need {bytes_words(need)}")
 
 
 def _begin(trainer: Trainer, training: Training, say: Say) -> None:

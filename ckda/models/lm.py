@@ -187,10 +187,12 @@ class ComplexKDAModel(ComplexKDAPreTrainedModel):
         """As every model of transformers, and cu_seqlens [N + 1] for packed sequences (B = 1).
 
         Args:
-            attention_mask: [B, S] with S the tokens so far (in the cache and here); 0 is padding, on the left of the tokens.
+            attention_mask: [B, S] with S the tokens so far (in the cache and here); 0 is padding, with a cache on the left of
+                the tokens.
             position_ids: [B, T] for the rotary positions; by default counted from each sequence's first token.
             past_key_values: a cache to carry on with, whatever use_cache says.
-            use_cache: make a new one; by default only outside training, and as the configuration says.
+            use_cache: make a new one; by default only outside training, as the configuration says, and where no padding is
+                right of a token: no cache could go on from there.
             context: the ranks that share the time axis; the tokens are this rank's part then, cu_seqlens is over all of them.
         """
         _refuse_unknown(kwargs)
@@ -201,7 +203,7 @@ class ComplexKDAModel(ComplexKDAPreTrainedModel):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         x = x.to(autocast_dtype(x.device) or x.dtype)
-        cache = self._cache(past_key_values, use_cache, cu_seqlens)
+        cache = self._cache(past_key_values, use_cache, cu_seqlens, attention_mask)
         arguments = self._arguments(x, attention_mask, position_ids, cache, cu_seqlens, context)
         hidden: list[Any] = []
         for mixer, layer in zip(self.mixers, self.layers, strict=True):
@@ -216,12 +218,19 @@ class ComplexKDAModel(ComplexKDAPreTrainedModel):
             hidden_states=(*hidden, x) if output_hidden_states else None,
         )
 
-    def _cache(self, given: ModelCache | None, use_cache: bool | None, cu_seqlens: Tensor | None) -> ModelCache | None:
+    def _cache(
+        self,
+        given: ModelCache | None,
+        use_cache: bool | None,
+        cu_seqlens: Tensor | None,
+        attention_mask: Tensor | None,
+    ) -> ModelCache | None:
         """The cache to carry on with, a new one, or None."""
         checkpointing = self.gradient_checkpointing and self.training
         if given is None:
             if use_cache is None:
-                use_cache = self.config.use_cache and not self.training and cu_seqlens is None
+                wanted = self.config.use_cache and not self.training and cu_seqlens is None
+                use_cache = wanted and not (attention_mask is not None and _padded_right(attention_mask))
             if not use_cache or checkpointing:
                 return None
         elif checkpointing:
@@ -301,20 +310,29 @@ def _refuse_unknown(kwargs: dict[str, Any]) -> None:
 
 
 def _padding(attention_mask: Tensor, B: int, S: int, cached: bool) -> Tensor | None:
-    """bool [B, S], False at padding; None where there is none (read back only outside training and compilation)."""
+    """bool [B, S], False at padding; None where there is none (read back with a cache, or outside training and compilation)."""
     if attention_mask.shape != (B, S):
         raise ValueError(
             f"the shape of attention_mask is {list(attention_mask.shape)}; it must be [B, S] = {[B, S]}, with S the tokens "
             "in the cache and in the input"
         )
     padding = attention_mask.bool()
+    if cached and _padded_right(padding):
+        raise ValueError(
+            "attention_mask has padding right of a token; with a cache it must be on the left (a tokenizer's padding_side), "
+            "or pass use_cache=False"
+        )
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return padding
-    if bool(padding.all()):
-        return None
-    if cached and bool((padding[:, :-1] & ~padding[:, 1:]).any()):
-        raise ValueError("attention_mask has padding right of a token; with a cache it must be on the left")
-    return padding
+    return None if bool(padding.all()) else padding
+
+
+def _padded_right(attention_mask: Tensor) -> bool:
+    """Whether padding is right of a token; read back, and so not looked at under compilation."""
+    if torch.compiler.is_compiling():
+        return False
+    present = attention_mask != 0
+    return bool((present[:, :-1] & ~present[:, 1:]).any())
 
 
 def _positions(T: int, seen: int, device: torch.device, padding: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ckda.command import CheckFailed, make_folder, pick_device
+from ckda.command import CheckFailed, make_folder, pick_device, plural
 from ckda.groups import group, read_group
 from ckda.record import environment, read_json, write_json, write_text
 from ckda.theory import tables
@@ -215,7 +215,7 @@ def _closing(result: dict[str, Any], path: Path) -> str:
     """The last line: how many ended how, at which effort, and where it is written."""
     counts = ", ".join(f"{result[status]} {status}" for status in STATUSES if result[status])
     less = "" if result["effort"] >= 1 else f", at effort {result['effort']:g} of 1"
-    return f"{len(result['claims'])} claims: {counts}{less}; {result['seconds']:.0f} s. Record: {path}"
+    return f"{plural(len(result['claims']), 'claim')}: {counts}{less}; {result['seconds']:.0f} s. Record: {path}"
 
 
 def _result(records: list[Record], effort: float) -> dict[str, Any]:

@@ -15,7 +15,17 @@ import torch
 from ckda.train.ensemble import Ensemble
 from ckda.train.recipe import Recipe
 
-__all__ = ["Program", "TimeUp", "deferred_interrupt", "finite", "loss_words", "progress", "span_words", "train"]
+__all__ = [
+    "Program",
+    "TimeUp",
+    "deferred_interrupt",
+    "finite",
+    "lengthy",
+    "loss_words",
+    "progress",
+    "span_words",
+    "train",
+]
 
 _SAVE_EVERY = 30.0  # seconds between checkpoints
 _ADVISE_AFTER = 4.0  # seconds after which the time left is estimated
@@ -233,6 +243,19 @@ def span_words(seconds: float) -> str:
         if seconds >= least * size:
             return f"{seconds / size:.0f} {name}"
     return f"{seconds:.0f} s"
+
+
+def lengthy(seconds: float, device: str, hint: str = "") -> str | None:
+    """A sentence for a training of more than ten minutes, with a hint at its end; None for a shorter one.
+
+    Example:
+        >>> lengthy(7_200, "cpu", "; `--recipe quick` takes about 4 min"), lengthy(500, "cpu")
+        ('no GPU: this takes about 2 h here; `--recipe quick` takes about 4 min', None)
+    """
+    if seconds < 600:
+        return None
+    on = "no GPU: " if device == "cpu" else ""
+    return f"{on}this takes about {span_words(seconds)} here{hint}"
 
 
 def _mark(run: _Run) -> int:

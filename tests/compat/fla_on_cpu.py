@@ -1,6 +1,6 @@
 """flash-linear-attention's own KDA model on a CPU: its GPU kernels replaced by its own naive functions and by torch's.
 
-    python tests/models/fla_on_cpu.py tests/data/fla_kda    # writes the frozen checkpoints of test_convert.py
+    python tests/compat/fla_on_cpu.py tests/data/fla_kda    # writes the frozen checkpoints of test_convert.py
 
 needs flash-linear-attention (the whole package, not fla-core alone).
 """

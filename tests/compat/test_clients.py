@@ -1,5 +1,7 @@
 """Clients that are not ours give the same logits, loss, gradients and tokens with and without `accelerate()`."""
 
+import contextlib
+import importlib.util
 import sys
 
 import pytest
@@ -51,11 +53,11 @@ def qwen3_next():
     return eager(Qwen3NextForCausalLM(config))
 
 
-def olmo_hybrid():
+def olmo_hybrid(kinds=MIXED):
     from transformers import OlmoHybridConfig, OlmoHybridForCausalLM
 
     config = OlmoHybridConfig(
-        **SIZES, num_hidden_layers=3, layer_types=MIXED, linear_num_key_heads=2, linear_num_value_heads=2,
+        **SIZES, num_hidden_layers=len(kinds), layer_types=kinds, linear_num_key_heads=2, linear_num_value_heads=2,
         linear_key_head_dim=16, linear_value_head_dim=32,
     )  # fmt: skip
     return OlmoHybridForCausalLM(config)
@@ -68,6 +70,13 @@ MODELS = {"kimi_linear": kimi_linear, "qwen3_next": qwen3_next, "olmo_hybrid": o
 def _put_back():
     yield
     restore()
+
+
+@pytest.fixture
+def own_path():
+    """Where FLA is installed transformers takes its kernels, which need a GPU: then there is nothing to compare with on a CPU."""
+    if importlib.util.find_spec("fla") and not torch.cuda.is_available():
+        pytest.skip("transformers takes FLA's GPU kernels where FLA is installed")
 
 
 def run(model, tokens):
@@ -84,7 +93,7 @@ def error(found, truth):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_same_logits_loss_gradients_and_tokens(name):
+def test_same_logits_loss_gradients_and_tokens(name, own_path):
     """To rounding: our distance to the model in float64 is at most twice that of the model's own path."""
     model, tokens = MODELS[name](), torch.randint(61, (1, 100))
     with torch.no_grad():
@@ -104,6 +113,68 @@ def test_same_logits_loss_gradients_and_tokens(name):
     total, own = (torch.tensor([*x.values()]).square().mean().sqrt() for x in (ours, theirs))
     assert total <= 2 * own
     assert max(ours.values()) <= 2 * max(theirs.values())
+
+
+def padded_batch(model):
+    """Three prompts of 90, 70 and 13 tokens, padded on the left: the logits of their tokens, and what is generated."""
+    tokens, mask = torch.randint(61, (3, 90)), torch.ones(3, 90, dtype=torch.long)
+    mask[1, :20] = mask[2, :77] = 0
+    logits = model(tokens, attention_mask=mask).logits[mask.bool()]
+    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    return logits, model.generate(tokens, attention_mask=mask, **options)
+
+
+def beams(model):
+    return model.generate(torch.randint(61, (1, 30)), max_new_tokens=4, num_beams=3, do_sample=False, pad_token_id=0)
+
+
+def in_parts(model):
+    """Seventy tokens, then nineteen, then one, by a cache."""
+    tokens, logits, cache = torch.randint(61, (2, 90)), [], None
+    for part in tokens.split([70, 19, 1], 1):
+        result = model(part, past_key_values=cache, use_cache=True)
+        logits.append(result.logits)
+        cache = result.past_key_values
+    return torch.cat(logits, 1)
+
+
+def recomputed_activations(model):
+    """The gradients of training with checkpoints in every layer."""
+    tokens = torch.randint(61, (2, 70))
+    with torch.enable_grad():
+        model.train().gradient_checkpointing_enable()
+        found = run(model, tokens)
+    return torch.cat([x.flatten() for x in found.values()])
+
+
+@pytest.mark.parametrize("use", [padded_batch, beams, in_parts, recomputed_activations])
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_every_way_of_use(name, use, own_path):
+    """To ten float32 roundings of the model's own result; tokens are equal."""
+    model = MODELS[name]().eval()
+    found = []
+    for accelerated in (False, True):
+        torch.manual_seed(1)
+        with accelerate(name, quiet=True) if accelerated else contextlib.nullcontext():
+            result = use(model)
+        found.append(result if isinstance(result, tuple) else (result,))
+    for ours, theirs in zip(*reversed(found), strict=True):
+        if ours.dtype == torch.long:
+            assert torch.equal(ours, theirs)
+        else:
+            assert error(ours, theirs) < 3e-5
+
+
+def test_compiled_in_one_graph():
+    """The operator is one node: no break in a model whose other parts have none."""
+    model, tokens = olmo_hybrid(MIXED[:2]), torch.randint(61, (1, 20))
+    with accelerate("olmo_hybrid", quiet=True):
+        expected = run(model, tokens)
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        found = run(compiled, tokens)
+    for key, value in expected.items():
+        assert error(found[key if key in found else f"_orig_mod.{key}"], value) < 1e-5, key
 
 
 def test_it_says_what_it_replaced_and_puts_it_back(capsys):
@@ -138,12 +209,19 @@ def test_keywords_of_the_model_that_the_operator_has_not_are_dropped():
     assert o.shape == x.shape
 
 
-def test_bad_input(monkeypatch):
+def test_bad_input(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match=r"there is no client 'mamba'; there are fla\.kda"):
         accelerate("mamba")
     monkeypatch.setitem(CLIENTS, "none", ("nowhere_to_be_found.layers", {}))
     with pytest.raises(ImportError, match="none: nowhere_to_be_found is not installed"):
         accelerate("none")
+    (tmp_path / "broken_client.py").write_text("raise RuntimeError('no driver')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(CLIENTS, "broken", ("broken_client", {}))
+    with pytest.raises(ImportError, match="broken: broken_client cannot be imported: RuntimeError: no driver"):
+        accelerate("broken")
+    assert "broken" in accelerate(quiet=True).absent
+    restore()
     monkeypatch.setitem(CLIENTS, "other", ("ckda.record", {"chunk_kda": print}))
     with pytest.raises(ImportError, match=r"ckda.record has no chunk_kda"):
         accelerate("other")

@@ -1,5 +1,6 @@
 """flash-linear-attention's functions on our operator: each option against the recurrence in float64, and what is refused."""
 
+import importlib
 import inspect
 from itertools import pairwise
 
@@ -172,6 +173,40 @@ def test_drafts_go_on_from_the_last_accepted_token():
     assert torch.equal(used[untouched], pool[untouched])
 
 
+def test_padding_reads_and_writes_nothing():
+    """A padded batch of decoding as engines record it: slot -1, and `cu_seqlens` that stays where it is."""
+    q, k, v, g, beta = draw(1, 4)
+    pool = torch.randn(5, HV, K, V, dtype=torch.float64)
+    call = {"use_qk_l2norm_in_kernel": True, "cu_seqlens": torch.tensor([0, 1, 2, 2, 2])}
+    for slots in ([3, 0, -1, -1], [3, 0, 1, 1]):  # the second: sequences without a token
+        used = pool.clone()
+        o, _ = fla.fused_recurrent_kda(
+            q, k, v, -g.abs(), beta, initial_state=used, ssm_state_indices=torch.tensor(slots), **call
+        )
+        for n, slot in enumerate([3, 0]):
+            part = [x[:, n : n + 1] for x in (norm(q), norm(k), v, -g.abs(), beta)]
+            expected, states = recurrence(*part, initial_state=pool[slot : slot + 1])
+            close(o[:, n : n + 1], expected)
+            close(used[slot], states[0, -1])
+        assert torch.equal(used[[1, 2, 4]], pool[[1, 2, 4]])
+
+
+def test_packed_sequences_that_end_before_the_last_token():
+    """use_graph: lengths change under a recorded graph, the number of tokens does not."""
+    q, k, v, g, beta = draw(1)
+    start = torch.randn(3, HV, K, V, dtype=torch.float64)
+    options = {"initial_state": start, "output_final_state": True, "use_qk_l2norm_in_kernel": True}
+    o, final = fla.chunk_kda(
+        q, k, v, -g.abs(), beta, cu_seqlens=torch.tensor([0, 9, 40, 40]), use_graph=True, max_num_seqs=3, **options
+    )
+    first = [x[:, :40] for x in (q, k, v, -g.abs(), beta)]
+    expected = fla.chunk_kda(*first, cu_seqlens=torch.tensor([0, 9, 40, 40]), **options)
+    close(o[:, :40], expected[0])
+    close(final, expected[1])
+    with pytest.raises(ValueError, match=r"cu_seqlens has 4 entries; it must have max_num_seqs \+ 1 = 6"):
+        fla.chunk_kda(q, k, v, -g.abs(), beta, cu_seqlens=torch.tensor([0, 9, 40, 40]), use_graph=True, max_num_seqs=5)
+
+
 def test_several_tokens_with_one_slot_a_sequence_leave_the_last_state():
     q, k, v, g, beta = draw(1, 5)
     pool = torch.randn(4, HV, K, V, dtype=torch.float64)
@@ -285,7 +320,7 @@ def test_half_precision_rounds_the_norm_as_fla_does(dtype):
 SIGNATURES = {
     "chunk_kda": "q k v g beta scale initial_state output_final_state use_qk_l2norm_in_kernel use_gate_in_kernel "
     "use_beta_sigmoid_in_kernel allow_neg_eigval safe_gate lower_bound disable_recompute return_intermediate_states "
-    "state_v_first cu_seqlens cu_seqlens_cpu cp_context",
+    "state_v_first cu_seqlens cu_seqlens_cpu cp_context use_graph max_num_seqs",
     "fused_recurrent_kda": "q k v g beta A_log dt_bias scale initial_state output_final_state use_qk_l2norm_in_kernel "
     "use_gate_in_kernel use_beta_sigmoid_in_kernel allow_neg_eigval lower_bound state_v_first cu_seqlens",
     "fused_recurrent_kda_fwd": "q k v g beta A_log dt_bias initial_state scale output_final_state inplace_final_state "
@@ -296,7 +331,7 @@ SIGNATURES = {
     "fused_recurrent_gated_delta_rule": "q k v g gk gv beta scale initial_state output_final_state "
     "use_qk_l2norm_in_kernel use_gate_in_kernel A_log dt_bias use_beta_sigmoid_in_kernel allow_neg_eigval state_v_first cu_seqlens",
     "chunk_gated_delta_product": "q k v g beta num_householder scale initial_state output_final_state "
-    "use_qk_l2norm_in_kernel cu_seqlens cu_seqlens_cpu",
+    "use_qk_l2norm_in_kernel cu_seqlens cu_seqlens_cpu cp_context",
     "fused_kda_gate": "g A_log dt_bias lower_bound output_dtype",
 }
 
@@ -333,11 +368,18 @@ _STATE = torch.zeros(B, HV, K, V, dtype=torch.float64)
         (fla.fused_recurrent_kda, {"inplace_final_state": True}, "initial_state is None"),
         (fla.fused_recurrent_kda, {"num_accepted_tokens": torch.ones(B)}, "num_accepted_tokens"),
         (fla.fused_recurrent_kda, {"initial_state": _STATE, "ssm_state_indices": torch.zeros(5)}, "ssm_state_indices"),
+        (fla.fused_recurrent_kda, {"initial_state": _STATE, "ssm_state_indices": torch.tensor([0, 2])}, "the entry 2"),
         (
             fla.fused_recurrent_kda,
-            {"initial_state": _STATE, "ssm_state_indices": torch.tensor([0, -1])},
-            "ssm_state_indices has a negative",
+            {"initial_state": _STATE, "ssm_state_indices": torch.zeros(B, 3, dtype=torch.long)},
+            "slots has 3 slots a sequence; the longest has 70",
         ),
+        (
+            fla.fused_recurrent_kda,
+            {"initial_state": _STATE.clone().requires_grad_(), "ssm_state_indices": torch.tensor([0, 1])},
+            "initial_state requires a gradient",
+        ),
+        (fla.chunk_kda, {"use_graph": True, "return_intermediate_states": True}, "use_graph"),
         (
             fla.fused_recurrent_kda,
             {"initial_state": _STATE, "ssm_state_indices": torch.tensor([0, 1]), "inplace_final_state": False},
@@ -370,7 +412,59 @@ def test_our_context_is_taken_over_its_ranks(tmp_path):
     try:
         options = {"use_qk_l2norm_in_kernel": True, "output_final_state": True, "state_v_first": True}
         found = fla.chunk_kda(**_DATA, cp_context=Context(), **options)
+        one = {name: x[:, :, :H] for name, x in _DATA.items()}
+        one["g"] = -one["g"][..., 0].abs()[:, :35]
+        one["q"] = one["q"][:, :35]
+        product = [fla.chunk_gated_delta_product(**one, num_householder=2, cp_context=x)[0] for x in (Context(), None)]
     finally:
         distributed.destroy_process_group()
     for a, b in zip(found, fla.chunk_kda(**_DATA, **options), strict=True):
         close(a, b)
+    close(*product)
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_the_installed_fla_has_these_parameters(name):
+    """Not FLA as we remember it: what is installed is asked, where it is."""
+    pytest.importorskip("fla.ops.kda", reason="fla-core is not installed")
+    theirs = next(
+        getattr(module, name)
+        for module in map(
+            importlib.import_module,
+            ("fla.ops.kda", "fla.ops.kda.fused_recurrent", "fla.ops.kda.gate", "fla.ops.gated_delta_rule",
+             "fla.ops.gated_delta_product"),
+        )
+        if hasattr(module, name)
+    )  # fmt: skip
+    parameters = inspect.signature(theirs).parameters.values()
+    assert [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD] == SIGNATURES[name].split()
+    ours = inspect.signature(getattr(fla, name)).parameters
+    assert {p.name: p.default for p in parameters if p.name in ours} == {
+        p.name: ours[p.name].default for p in parameters if p.name in ours
+    }
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("v_first", [False, True])
+@pytest.mark.parametrize("lower_bound", [None, -5.0, -2.0])
+def test_flas_own_recurrent_kernel(inside, v_first, lower_bound):
+    """Where FLA is installed: its Triton kernel in the interpreter, on states by slot, with drafts and an empty sequence."""
+    pytest.importorskip("fla.ops.kda", reason="fla-core is not installed")
+    from fla.ops.kda.fused_recurrent import fused_recurrent_kda_fwd
+
+    q, k, v, g, beta = draw(1, 6, torch.float32)
+    A_log, dt_bias = torch.randn(HV), torch.randn(HV * K)
+    options = {"cu_seqlens": torch.tensor([0, 3, 3, 4, 6]), "state_v_first": v_first, "use_qk_l2norm_in_kernel": True}
+    options |= {"ssm_state_indices": torch.arange(12).view(4, 3), "num_accepted_tokens": torch.tensor([2, 1, 1, 3])}
+    if inside:
+        options |= {"A_log": A_log, "dt_bias": dt_bias, "lower_bound": lower_bound, "use_gate_in_kernel": True}
+        options |= {"use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": True}
+    else:
+        g, beta = -g.abs(), beta.sigmoid()
+    pool = torch.randn(14, HV, *((V, K) if v_first else (K, V)))
+    results = []
+    for function in (fused_recurrent_kda_fwd, fla.fused_recurrent_kda_fwd):
+        used = pool.clone()
+        results.append((function(q, k, v, g, beta, initial_state=used, **options)[0], used))
+    for theirs, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

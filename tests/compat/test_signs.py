@@ -141,16 +141,27 @@ def test_bad_input(tmp_path):
         ckda.convert(ComplexKDA(16, 2, 8))
 
 
-@pytest.mark.exhaustive
-def test_a_trained_model_learns_s3_after_conversion():
-    """recipes/signs.py: gates cross zero, and words are tracked that as much training without signs does not track."""
+def recipe():
     path = Path(__file__).parents[2] / "recipes" / "signs.py"
     spec = importlib.util.spec_from_file_location("recipe_of_signs", path)
-    recipe = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(recipe)
-    record = recipe.run(updates=600, more=1200, seeds=2)
-    before, without, signed = (record["scores"][arm][32] for arm in record["scores"])
-    assert max(before) < 0.5
-    assert max(without) < 0.6
-    assert max(signed) > 0.9
-    assert min(record["negative_gates"]) > 0.02
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+def test_a_trained_model_learns_s3_after_conversion():
+    """recipes/signs.py, shorter: gates cross zero, and the model tracks what it did not. (As many updates without: below.)"""
+    signs = recipe()
+    record = signs.run(updates=200, more=400, seeds=1, again=signs.AGAIN[:8], plain=False)  # up to 16 letters
+    before, signed = (record["scores"][arm][16][0] for arm in record["scores"])
+    assert before < 0.5
+    assert signed > 0.95
+    assert record["negative_gates"][0] > 0.02
+
+
+@pytest.mark.exhaustive
+def test_it_learns_on_every_seed():
+    """recipes/signs.py as it is recorded, on three seeds: the converted model tracks twice the length of any word before."""
+    record = recipe().run(updates=300, more=1000, seeds=3)
+    assert list(record["tracks"].values()) == [0, 0, 3]

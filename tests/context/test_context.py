@@ -19,7 +19,7 @@ def test_ranks_equal_one_device() -> None:
     ranks = launch(Path(__file__).with_name("worker.py"))
     assert len(ranks) == 4
     for result in ranks:
-        for room in ("operator", "layers", "model"):
+        for room in ("operator", "layers", "model", "fla"):
             assert len(result[room]) >= 4
             off = {case: worst(errors) for case, errors in result[room].items() if worst(errors)[1] > ROUNDING}
             assert not off, (room, off)

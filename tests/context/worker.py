@@ -10,6 +10,7 @@ from unittest import mock
 import torch
 from torch import Tensor, distributed
 
+from ckda.compat import fla
 from ckda.layers.mixers import build_mixer
 from ckda.lm.parallel import World, join
 from ckda.lm.recipe import Recipe
@@ -113,6 +114,7 @@ LAYERS: dict[str, dict[str, Any]] = {
     "ckda-separate": {"conv_size": 2, "activate": ("q", "k")},
     "gdn": {"conv_size": 0},
     "deltaproduct2": {"conv_size": 3},
+    "kda-factor": {"conv_size": 2},
 }
 
 
@@ -143,6 +145,56 @@ def layer_cases(contexts: dict[str, Context]) -> dict[str, Any]:
             for where, ours in zip(contexts, results[1:], strict=True):
                 out[f"{name}{', packed' * (cu is not None)}; {where}"] = error(ours, results[0])
     return out
+
+
+class FLACPContext:
+    """What FLA's `build_cp_context` says of this rank's part: its own sequences, and how many parts before it share the first."""
+
+    def __init__(self, context: Context, bounds: list[int]):
+        L = bounds[-1] // context.num_pieces
+        local, earlier = [0], []
+        for at, piece in enumerate(context.pieces):
+            inside = sorted({min(max(x, piece * L), (piece + 1) * L) - piece * L for x in bounds})
+            local += [x + at * L for x in inside if x]
+            earlier.append(piece - max(x for x in bounds if x <= piece * L) // L)
+        self.group = context.group or distributed.group.WORLD
+        self.cu_seqlens = torch.tensor(local, dtype=torch.int32)
+        self.layout, self.pre_num_ranks_by_part = "contiguous", None
+        if context.zigzag:
+            self.layout, self.pre_num_ranks_by_part = "zigzag", tuple(earlier)
+        self.pre_num_ranks = earlier[0]
+
+
+def fla_cases(contexts: dict[str, Context]) -> dict[str, Any]:
+    """FLA's functions over ranks, with our context and with its own; the real one where FLA is installed."""
+    out, bounds = {}, [0, 3, 12, 24, 41, 48]
+    call = make_call(B=1, T=48, H=2, HV=2)
+    tokens = {name: call[name] for name in ("q", "k", "v", "g", "beta")}
+    tokens["g"], tokens["beta"] = -tokens["g"].abs(), tokens["beta"].sigmoid()
+    product = {"q": tokens["q"][:, :24], "k": tokens["k"], "v": tokens["v"], "beta": tokens["beta"]}
+    packed, whole = torch.tensor(bounds), torch.tensor([0, 5, 12, 24])
+    exact = fla.chunk_kda(**tokens, cu_seqlens=packed, use_qk_l2norm_in_kernel=True)[0]
+    gate = tokens["g"][:, :24, :, 0]
+    twice = fla.chunk_gated_delta_product(**product, g=gate, num_householder=2, cu_seqlens=whole)[0]
+    for where, context in contexts.items():
+        part = {name: context.part(x) for name, x in tokens.items()}
+        for kind, cp, cu in (("ours", context, packed), ("FLA's", theirs(context, bounds), None)):
+            o, _ = fla.chunk_kda(**part, cu_seqlens=cu, cp_context=cp, use_qk_l2norm_in_kernel=True)
+            out[f"chunk_kda, {kind}; {where}"] = error({"o": context.whole(o)}, {"o": exact})
+        half = {name: context.part(x) for name, x in (product | {"g": gate}).items()}
+        for kind, cp, cu in (("ours", context, whole), ("FLA's", theirs(context, whole.tolist()), None)):
+            o, _ = fla.chunk_gated_delta_product(**half, num_householder=2, cu_seqlens=cu, cp_context=cp)
+            out[f"delta product, {kind}; {where}"] = error({"o": context.whole(o)}, {"o": twice})
+    return out
+
+
+def theirs(context: Context, bounds: list[int]) -> Any:
+    try:
+        from fla.ops.cp.context import build_cp_context
+    except ImportError:
+        return FLACPContext(context, bounds)
+    group, layout = context.group or distributed.group.WORLD, "zigzag" if context.zigzag else "contiguous"
+    return build_cp_context(torch.tensor(bounds), group, layout=layout)
 
 
 def small_model(**options: Any) -> ComplexKDAForCausalLM:
@@ -294,6 +346,7 @@ def main() -> dict[str, Any]:
         "operator": exact_cases(contexts) | backends(contexts["4 ranks"]),
         "layers": layer_cases(two_kinds),
         "model": model_cases(two_kinds),
+        "fla": fla_cases(contexts),
         "training": training_cases(),
         "float32": float32_excess(four),
         "bytes": bytes_sent(four),

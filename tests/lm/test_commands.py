@@ -94,7 +94,7 @@ def test_mistakes_are_told_in_one_line(tokens: Path, tmp_path: Path, capsys: pyt
         (["lm", "train", *out, "--steps", "1"], "--data"),
         (["lm", "train", *out, "--data", str(tmp_path), "--steps", "1"], "index.json"),
         (["lm", "train", *out, "--data", str(tokens)], "either --tokens or --steps"),
-        (["lm", "train", *out, "--data", str(tokens), "--steps", "1", "--model", "5M:ckda"], "size is '5M'"),
+        (["lm", "train", *out, "--data", str(tokens), "--steps", "1", "--model", "5M:ckda"], "no size '5M'"),
         (["lm", "prepare", *out], "name the files"),
         (["lm", "generate", *out, str(tmp_path)], "neither a model folder"),
         (["lm", "eval", *out], "name a model"),
@@ -148,7 +148,7 @@ def test_the_launcher_trains_what_is_missing(
     assert main([*words, "--tokens", "20K,2M", "--", "--batch", "1", "--length", "100"]) == 0
     out = capsys.readouterr().out
     assert "47M:kda on x, 200 updates of 100 tokens" in out
-    assert "20000 updates of 100 tokens" in out
+    assert "20,000 updates of 100 tokens" in out
     assert main([*words, "--sizes", "48M"]) == 2
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from ckda.cli import main
+from ckda.lm import memory
 from ckda.lm import prepare as preparing
 from ckda.lm.data import TokenStore
 from ckda.lm.evaluate import text_measures
@@ -84,6 +85,61 @@ def test_one_text_file_is_trained_on_and_its_end_held_out(
     assert "no validation" in capsys.readouterr().err
 
 
+def test_finished_tokens_are_not_replaced_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Other sources, other settings and changed bytes are refused with the difference; --fresh replaces."""
+    a, b, tok = tmp_path / "a.txt", tmp_path / "b.txt", tmp_path / "tok"
+    a.write_text("one tale that goes on " * 50)
+    b.write_text("another story with other words " * 50)
+    words = ["lm", "prepare", "--tokenizer", "train:280", "--workers", "1", "--out", str(tok)]
+    assert main([*words, str(a)]) == 0
+    capsys.readouterr()
+    before = {path.name: path.read_bytes() for path in tok.iterdir()}
+    stay = f"{tok} holds finished tokens of another kind: "
+    for more, told in (
+        ([str(b)], "the sources are a.txt there and b.txt here. They stay as they are: give another --out, or --fresh"),
+        ([str(a), "--held-out", "0.5"], "held_out is 0.01 there and 0.5 here"),
+        ([str(a), "--tokenizer", "train:300"], "tokenizer is train:280 there and train:300 here"),
+        (["--smoke"], "the sources are a.txt there and __init__.py, checkpoint.py"),
+    ):
+        one_line([*words, *more], told, capsys)
+        assert main([*words, *more]) == 2
+        assert stay in capsys.readouterr().err
+    assert main([*words, str(a)]) == 0
+    said = capsys.readouterr()
+    assert said.err == f"{tok} is prepared already, from the same sources and settings (--fresh prepares anew)\n"
+    assert "from 1 document\n" in said.out
+    a.write_text("ONE" + a.read_text()[3:])  # as long as before
+    one_line([*words, str(a)], stay + "a.txt changed since", capsys)
+    assert {path.name: path.read_bytes() for path in tok.iterdir()} == before
+    assert main([*words, str(b), "--fresh"]) == 0
+    assert text_tokenizer(tok).decode(TokenStore(tok).read(0, 7).tolist()).startswith("another story")
+
+
+def test_tokens_do_not_depend_on_what_the_folder_held(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A tokenizer trained on other texts is not used again, and a failed preparation leaves nothing in the way."""
+    a, b, empty = tmp_path / "a.txt", tmp_path / "b.txt", tmp_path / "empty.jsonl"
+    a.write_text("one tale that goes on " * 50)
+    b.write_text("another story with other words " * 50)
+    empty.write_text('{"body": "x"}\n')
+    used, clean = tmp_path / "used", tmp_path / "clean"
+    words = ["lm", "prepare", "--tokenizer", "train:280", "--workers", "1", "--out"]
+    one_line([*words, str(used), str(empty)], "no document in", capsys)
+    one_line([*words, str(used), str(empty)], "empty.jsonl:1: no field 'text'", capsys)
+    assert not used.exists()
+    assert main([*words, str(used), str(a)]) == 0
+    trained_on_a = (used / "tokenizer.json").read_bytes()
+    for name in ("index.json", "train-00000.bin"):
+        (used / name).unlink()
+    for out in (used, clean):
+        assert main([*words, str(out), str(b)]) == 0
+    assert (used / "tokenizer.json").read_bytes() == (clean / "tokenizer.json").read_bytes() != trained_on_a
+    assert (used / "train-00000.bin").read_bytes() == (clean / "train-00000.bin").read_bytes()
+    before = (used / "tokenizer.json").stat().st_mtime_ns
+    (used / "index.json").unlink()  # as if it had been interrupted after the tokenizer
+    assert main([*words, str(used), str(b)]) == 0
+    assert (used / "tokenizer.json").stat().st_mtime_ns == before
+
+
 def test_perplexity_is_that_of_the_logits(run: Path) -> None:
     model, tokenizer, text = load_model(run), text_tokenizer(run), "def f(x):\n    return x\n"
     ids = tokenizer.encode(text).ids
@@ -127,14 +183,18 @@ def test_damage_and_places_that_cannot_be_written(
         data = path.read_bytes()
         (broken / path.name).write_bytes(data[: len(data) // 2] if path.suffix == ".safetensors" else data)
     out = ["--device", "cpu", "--out", str(tmp_path / "out")]
-    one_line(["lm", "generate", str(broken), *out], "cannot be read", capsys)
+    one_line(["lm", "generate", str(broken), "--device", "cpu", "--out", str(tmp_path)], "cannot be read", capsys)
     (tmp_path / "file").write_text("")
     words = ["lm", "train", "--data", str(run / "tokens"), "--model", "tiny:kda", "--steps", "9", "--device", "cpu"]
     one_line([*words, "--out", str(tmp_path / "file" / "below")], "--out", capsys)
     usage = type("Usage", (), {"free": 1000})
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
-    one_line([*words, "--length", "32", "--batch", "2", *out[2:]], "GiB free; checkpoints and the model need", capsys)
-    assert not (tmp_path / "out" / "checkpoints").exists()
+    one_line(
+        [*words, "--length", "32", "--batch", "2", *out[2:]],
+        "1000 bytes free; checkpoints and the model need 1.",
+        capsys,
+    )
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_finished_run_is_not_replaced_unasked(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,7 +235,7 @@ def test_a_toy_trains_in_a_moment_and_says_what_it_does(
         f"50 updates of 2 x 16 tokens, 1,600 in all, {1600 / tokens:.2g} epochs of the {tokens:,} there are" in said.err
     )
     assert "loss 6." in said.out
-    assert "(mean of the last 1 updates), held out 6." in said.out
+    assert "(mean of the last 1 update), held out 6." in said.out
     assert "(at update 0)" in said.out
     assert main(["lm", "generate", out, "--prompt", "def", "--max-new", "2", "--device", "cpu", "--out", out]) == 0
     said = capsys.readouterr()
@@ -184,7 +244,9 @@ def test_a_toy_trains_in_a_moment_and_says_what_it_does(
     one_line([*words, "--steps", "40"], "steps is 50 there and 40 here", capsys)
     done = ["lm", "train", "--config", str(run / "training.json"), "--device", "cpu", "--out", str(run)]
     assert main(done) == 0
-    assert capsys.readouterr().err == f"{run} is complete: told again, not trained again (--fresh trains anew)\n"
+    assert (
+        capsys.readouterr().err == f"{run} is complete: this is its result, nothing is trained (--fresh trains anew)\n"
+    )
 
 
 def test_slow_updates_are_told_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,3 +260,146 @@ def test_slow_updates_are_told_one_by_one(tmp_path: Path, monkeypatch: pytest.Mo
     quick = replace(tiny.recipe, steps=4, length=16, warmup=1, log_every=100)
     train(replace(tiny, recipe=quick), lambda row: seen.append(row.step))
     assert set(seen) == {0, 1, 2, 3, 4}
+
+
+def test_refused_trainings_leave_no_folder(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong model, missing tokens, too short a text: one sentence, and nothing is made for it."""
+    out, data = tmp_path / "out", str(run / "tokens")
+    words = ["lm", "train", "--steps", "1", "--device", "cpu", "--out", str(out)]
+    one_line(
+        [*words, "--data", data, "--model", "huge:ckda"],
+        "there is no size 'huge' for a model; there are tiny, ",
+        capsys,
+    )
+    one_line([*words, "--data", data, "--model", "tiny:huge"], "there are tiny:transformer, ", capsys)
+    one_line([*words, "--data", str(tmp_path / "none"), "--model", "tiny:ckda"], "holds no index.json", capsys)
+    one_line([*words, "--data", data, "--model", "tiny:ckda", "--length", "1M"], "tokens", capsys)
+    one_line(
+        ["lm", "train", "--smoke", "--model", "tiny:huge", "--device", "cpu", "--out", str(out)],
+        "there are tiny:tr",
+        capsys,
+    )
+    cells = ["lm", "ladder", "--device", "cpu", "--out", str(out)]
+    one_line([*cells, "--data", data, "--sizes", "huge"], "size is 'huge'", capsys)
+    assert main([*cells, "--data", data, "--arms", "kda", "--tokens", "20K", "--dry-run"]) == 0
+    said = capsys.readouterr()
+    assert said.out == f"47M-kda-20000-seed0: 47M:kda on {data}, 1 update of 131,072 tokens\n"
+    assert "47M-kda-20000-seed0: one update is 32 x 4096 = 131,072 tokens, more than the 20,000 asked for" in said.err
+    assert not out.exists()
+
+
+def test_an_update_that_does_not_fit_is_refused_with_what_would(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first thing many type, 47M on a laptop of 16 GiB; and the micro-batch that is proposed fits."""
+    monkeypatch.setattr(memory, "free_memory", lambda device: 16 << 30)
+    words = [
+        "lm",
+        "train",
+        "--data",
+        str(run / "tokens"),
+        "--steps",
+        "1",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path / "x"),
+    ]
+    assert main([*words, "--model", "47M:ckda"]) == 2
+    out, told = capsys.readouterr()
+    assert out == ""
+    assert len(told.splitlines()) == 1
+    assert "47M:ckda with 32 x 4096 tokens at once takes about" in told
+    assert "16 GiB are free here: give --micro 2 (the same update in 16 parts" in told
+    assert "a smaller --batch or --length, or --model tiny:ckda" in told
+    sizes = {"sequences": 32, "length": 4096, "device": torch.device("cpu")}
+    memory.check("47M:ckda", config_of("47M:ckda"), micro=2, **sizes)
+    monkeypatch.setattr(memory, "free_memory", lambda device: 2 << 30)
+    with pytest.raises(ValueError, match=r"even one takes \S+ GiB: give a smaller --length or a smaller model"):
+        memory.check("47M:ckda", config_of("47M:ckda"), micro=2, **sizes)
+    memory.check("tiny:ckda", config_of("tiny:ckda"), micro=8, **sizes | {"length": 256})
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_estimate_of_memory_is_about_what_was_measured() -> None:
+    """CUDA: the runs in results/lm. CPU: peaks of one update, measured with resource.getrusage at these shapes."""
+    measured = {
+        ("47M:ckda", 2048): 3.71,
+        ("47M:ckda", 4096): 6.42,
+        ("47M:transformer", 1024): 1.74,
+        ("47M:deltaproduct2", 1024): 2.49,
+    }
+    for (name, tokens), gib in (measured | {("tiny:ckda", 32768): 0.91}).items():
+        assert memory.need(config_of(name), tokens).total / 2**30 == pytest.approx(gib, rel=0.3), name
+    results = Path(__file__).parents[2] / "results/lm"
+    for one in json.loads((results / "comparison.json").read_text())["runs"]:
+        tokens = one["recipe"]["batch"] * one["recipe"]["length"]
+        total = memory.need(config_of(f"47M:{one['arm']}"), tokens, "cuda", "bf16").total
+        assert total / 2**30 == pytest.approx(one["memory_gib"], rel=0.3), one["arm"]
+    large = json.loads((results / "large.json").read_text())
+    total = memory.need(config_of(large["model"]), large["micro"] * large["length"], "cuda", "bf16").total
+    assert total / 2**30 == pytest.approx(large["memory_gib"], rel=0.3)
+    assert (memory.free_memory(torch.device("cpu")) or 0) > 1 << 20
+
+
+def test_a_container_s_limit_counts(tmp_path: Path) -> None:
+    for name, value in (("max", "8000"), ("current", "5000"), ("stat", "anon 1\ninactive_file 1500\n")):
+        (tmp_path / f"memory.{name}").write_text(value)
+    assert memory._group_limit(tmp_path) == 4500
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory._group_limit(tmp_path) is None
+
+
+def test_a_long_training_says_how_long_and_a_short_one_does_not() -> None:
+    from ckda.lm.commands.train import _adviser
+    from ckda.lm.log import Row
+
+    tiny = tiny_training("tokens", "out")
+    for steps, model, told in ((10**6, "47M:ckda", 1), (10**6, "tiny:ckda", 1), (20, "47M:ckda", 0)):
+        said: list[str] = []
+        training = replace(tiny, model=model, recipe=replace(tiny.recipe, steps=steps))
+        watch = _adviser(training, "cpu", lambda row: None, said.append)
+        for step in (0, 1, 2):
+            watch(Row(step, step, loss=1.0, tokens_per_second=256.0 if step else None))
+        assert len(said) == told
+        assert all("no GPU: this takes about 12 days here" in line for line in said)
+        assert all(("tiny:ckda" in line) == (model != "tiny:ckda") for line in said)
+
+
+def test_a_shape_from_a_run_trains_with_the_run_s_sizes(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not with 32 x 4096 tokens; and a vocabulary far larger than the tokenizer's is told."""
+    checkpoint = next((run / "checkpoints").glob("step-*"))
+    for model in (run, run / "model", checkpoint):
+        recipe = recipe_for(str(model), steps=1)
+        assert (recipe.length, recipe.batch, recipe.eval_tokens) == (64, 4, 1024)
+    assert recipe_for(str(run / "model"), steps=1, batch=2).batch == 2
+    shape = tmp_path / "shape"
+    shape.mkdir()
+    values = json.loads((run / "model/config.json").read_text()) | {"max_position_embeddings": 128, "vocab_size": 4096}
+    (shape / "config.json").write_text(json.dumps(values))
+    assert recipe_for(str(shape), steps=1).length == 128
+    words = ["lm", "train", "--data", str(run / "tokens"), "--model", str(shape), "--steps", "1", "--batch", "1"]
+    assert main([*words, "--eval-tokens", "128", "--device", "cpu", "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().err
+    assert "1 update of 1 x 128 tokens" in said
+    assert "the tokenizer has 512 entries and the model 4,096: 0.1 M parameters are of tokens that never come" in said
+
+
+def test_needles_that_do_not_fit_are_found_before_the_first_answer(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "one.txt").write_text("a sentence that goes on " * 300)
+    words = [
+        "needle",
+        str(run),
+        "--tasks",
+        "S-NIAH-1,S-NIAH-2",
+        "--lengths",
+        "1024",
+        "--text",
+        str(tmp_path / "one.txt"),
+    ]
+    words += ["--samples", "1", "--max-new", "1", "--device", "cpu", "--out", str(tmp_path)]
+    one_line(words, "S-NIAH-2 does not fit into 1024 tokens with 1 for the answer", capsys)

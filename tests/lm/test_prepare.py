@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckda.lm.data import Sampler, TokenStore, shuffled
-from ckda.lm.prepare import BrokenRecord, Preparation, load_tokenizer, prepare
+from ckda.lm.prepare import BrokenRecord, OtherTokens, Preparation, load_tokenizer, prepare
 
 OPTIONS = {"tokenizer": "train:300", "held_out": 0.0, "workers": 1}
 
@@ -86,8 +86,20 @@ def test_a_finished_preparation_is_not_repeated(corpus: Path, tmp_path: Path) ->
     calls: list[Any] = []
     assert prepare([str(corpus)], tmp_path, options, lambda *a: calls.append(a)) == first
     assert not calls
-    prepare([str(corpus)], tmp_path, Preparation(**OPTIONS | {"held_out": 0.5}), lambda *a: calls.append(a))
+    (tmp_path / "train-00000.bin").unlink()  # what is damaged is made again
+    assert prepare([str(corpus)], tmp_path, options, lambda *a: calls.append(a))["splits"] == first["splits"]
     assert calls
+
+
+def test_an_unfinished_preparation_of_other_settings_is_not_replaced(corpus: Path, tmp_path: Path) -> None:
+    options = OPTIONS | {"piece_bytes": 2000, "shard_tokens": 1200}
+    with pytest.raises(KeyboardInterrupt):
+        prepare([str(corpus)], tmp_path, Preparation(**options), stop=lambda: (tmp_path / "train-00000.bin").exists())
+    before = files(tmp_path)
+    assert before
+    with pytest.raises(OtherTokens, match="unfinished tokens of another kind: seed is 0 there and 1 here"):
+        prepare([str(corpus)], tmp_path, Preparation(**options | {"seed": 1}))
+    assert files(tmp_path) == before
 
 
 def test_broken_records_are_counted_and_fatal_if_strict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from ckda.lm import programs
 from ckda.lm.data import Sampler, TokenStore
 from ckda.lm.models import config_of
 from ckda.lm.prepare import load_tokenizer
@@ -81,6 +82,15 @@ def test_a_twentieth_of_the_samples_are_programs(tokens):
     longer = [{text for text in training_programs(20_000, seed) if len(text) > 150} for seed in (0, 1)]
     assert len(longer[0]) > 20
     assert longer[0].isdisjoint(longer[1])
+
+
+def test_a_folder_that_came_out_short_is_made_again(tokens, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        programs, "training_programs", lambda n, seed: training_programs(asked.append(n) or n // 4, seed)
+    )
+    assert len(TokenStore(program_tokens(tokens, 2000, seed=7))) >= 2000
+    assert len(asked) > 1
 
 
 def test_exact_answers_are_scored(tokens):

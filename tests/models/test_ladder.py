@@ -1,9 +1,14 @@
 """The paper's printed parameter totals (tab:ladder-configs, tab:model-configs) from the models themselves."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
+from ckda.cli import main
 from ckda.layers.complex_kda import ComplexKDA
+from ckda.lm.models import config_of
 from ckda.models import ComplexKDAConfig, ComplexKDAForCausalLM, ladder
 
 TOTALS = {(t.size, t.arm): t for t in ladder.totals()}
@@ -121,3 +126,14 @@ def test_beta_may_start_at_a_half():
         assert abs(float(beta.detach().mean()) - mean) < 0.05
     with pytest.raises(ValueError, match="beta_init is 'half'; that needs beta_range=2"):
         ComplexKDA(32, beta_range=1, beta_init="half")
+
+
+def test_the_toy_is_among_the_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a laptop user looks for in `ckda lm params`."""
+    assert main(["lm", "params", "--out", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "parameters in millions"
+    assert lines[2].split()[:2] == ["tiny", "transformer"]
+    rows = json.loads((tmp_path / "params.json").read_text())["totals"]
+    toy = next(row for row in rows if (row["size"], row["arm"]) == ("tiny", "ckda"))
+    assert toy["parameters"] == sum(p.numel() for p in ComplexKDAForCausalLM(config_of("tiny:ckda")).parameters())

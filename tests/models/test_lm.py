@@ -93,6 +93,26 @@ def test_left_padding_changes_nothing(name):
         assert torch.equal(generated[i, 14:], model.generate(alone, max_new_tokens=20, do_sample=False)[0, n:])
 
 
+@pytest.mark.parametrize("name", ["ckda", "attention", "hybrid", "pattern", "deltaproduct2"])
+@pytest.mark.parametrize("grad", [True, False])
+def test_right_padding_changes_nothing(name, grad):
+    """As a tokenizer pads by default: a plain call has the logits of each sequence alone, and no cache that would be wrong."""
+    model, ids, lengths = make(name), words(3, 14), (14, 5, 1)
+    mask = torch.stack([torch.arange(14) < n for n in lengths]).long()
+    padded = torch.where(mask == 1, ids, 7)
+    with torch.set_grad_enabled(grad):
+        together = model(input_ids=padded, attention_mask=mask)
+        assert together.past_key_values is None
+        assert model(input_ids=padded, attention_mask=torch.ones_like(mask)).past_key_values is not None
+        for more in ({"use_cache": True}, {"past_key_values": ModelCache(model.config)}):
+            with pytest.raises(
+                ValueError, match=r"on the left \(a tokenizer's padding_side\), or pass use_cache=False"
+            ):
+                model(input_ids=padded, attention_mask=mask, **more)
+    for i, n in enumerate(lengths):
+        close(together.logits[i, :n], logits(model, ids[i : i + 1, :n])[0])
+
+
 def test_generation_goes_on_from_a_cache_and_from_embeddings():
     model, ids = make("hybrid"), words(1, 9)
     options = {"do_sample": False, "max_new_tokens": 5}
@@ -397,7 +417,7 @@ def test_wrong_calls_are_refused():
         model(ids, attention_mask=torch.ones(2, 5))
     right = torch.tensor([[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]])
     with torch.no_grad(), pytest.raises(ValueError, match="it must be on the left"):
-        model(ids, attention_mask=right)
+        model(ids, attention_mask=right, use_cache=True)
     with pytest.raises(ValueError, match="cache_implementation is 'static'"):
         model.generate(ids, max_new_tokens=2, cache_implementation="static")
     close(logits(model, ids, attention_mask=right)[0, :4], logits(model, ids[:1, :4])[0])  # harmless in one pass

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from ckda.command import plural
 from ckda.train import Recipe
 from ckda.train.recipe import Book, Change, number
 
@@ -13,7 +14,7 @@ CURRICULUM = (12, 16, 24, 40, 72, 136)
 
 def _steps(text: str) -> Change:
     """N: updates (2500 in the paper)"""
-    return Change(f"{number(text):,} updates", {"steps": number(text)})
+    return Change(plural(number(text), "update"), {"steps": number(text)})
 
 
 def _batch(text: str) -> Change:

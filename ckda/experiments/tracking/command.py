@@ -20,7 +20,7 @@ from ckda.layers.complex_kda import RANGES
 from ckda.layers.mixers import MIXERS
 from ckda.page import Page, markdown_table, print_table, source_line, svg_of
 from ckda.record import write_json, write_text
-from ckda.train.loop import span_words
+from ckda.train.loop import lengthy, span_words
 from ckda.train.recipe import steps_word
 
 __all__ = ["markdown", "print_result", "run_command", "table", "write_report"]
@@ -28,7 +28,7 @@ __all__ = ["markdown", "print_result", "run_command", "table", "write_report"]
 Lengths = tuple[int, ...] | None  # those of --lengths; None: what the table shows by itself
 _OUT = "runs/track"  # where nobody says otherwise
 _STOPPED = 3  # exit status at the time limit
-_LONG, _DAY = 600, 86_400  # seconds from which a training says that it is long, and from which it asks
+_DAY = 86_400  # seconds from which a training asks
 #: options that change the recipe: they become part of its name, and so of the run's
 _CHANGES: dict[str, Callable[[Any], str]] = {
     "steps": steps_word,
@@ -98,10 +98,10 @@ def _adviser(args: argparse.Namespace, hint: Callable[[float], str]) -> Callable
     """What to say, or whether to stop, once it is known how long all trainings take; `hint(seconds)` says what is shorter."""
 
     def advise(seconds: float) -> None:
-        if args.smoke or seconds < _LONG:
+        line = lengthy(seconds, pick_device(args.device), hint(seconds))
+        if args.smoke or line is None:
             return
-        on = "no GPU: " if pick_device(args.device) == "cpu" else ""
-        print(f"{on}this takes about {span_words(seconds)} here{hint(seconds)}", file=sys.stderr)
+        print(line, file=sys.stderr)
         if seconds > _DAY and not args.yes and not sys.stderr.isatty():
             raise ValueError(f"stopped: that is more than a day, and nobody watches. --yes goes on{hint(seconds)}")
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from ckda.command import plural
 from ckda.train.recipe import Book, Change, decimal, number
 
 __all__ = ["RECIPES", "SHORTER"]
@@ -57,7 +58,7 @@ _PENALTIES = {
 
 def _steps(text: str) -> Change:
     """N: updates (600, 15k)"""
-    return Change(f"{number(text):,} updates", {"steps": number(text)})
+    return Change(plural(number(text), "update"), {"steps": number(text)})
 
 
 def _batch(text: str) -> Change:

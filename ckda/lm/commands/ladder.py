@@ -3,9 +3,8 @@
 import argparse
 import json
 from dataclasses import replace
-from pathlib import Path
 
-from ckda.command import Parser, every, make_folder, pick_device
+from ckda.command import Parser, every, make_folder, pick_device, plural
 from ckda.lm.commands import study, train
 from ckda.lm.ladder import cells, run_local, submit
 from ckda.lm.options import add_train
@@ -25,10 +24,14 @@ def config(args: argparse.Namespace) -> dict[str, Training]:
     more = parser.parse_args([word for word in args.rest if word != "--"])
     more.model, more.steps, more.data, more.out, more.seed = "47M:ckda", 1, args.data, args.out, args.seed
     if args.smoke:
-        more.data = str(tiny_tokens(Path(args.out) / "tokens"))
+        more.data = str(tiny_tokens(make_folder(args.out) / "tokens"))
     base = replace(train.config(more, pick_device(args.device)), device=pick_device(args.device))
     said = {name: getattr(more, name) for name in train.RECIPE}
-    found = cells(base, args.sizes.split(","), args.arms.split(","), args.tokens, args.seeds or 1, **said)
+    sizes, arms, seeds = args.sizes.split(","), args.arms.split(","), args.seeds or 1
+    found = cells(base, sizes, arms, args.tokens, seeds, **said)
+    for tokens in () if args.smoke else args.tokens:
+        for name, cell in cells(base, sizes, arms, [tokens], seeds, **said).items():
+            train.tell_excess(name, cell.recipe, tokens)
     if args.smoke:
         return {name: tiny_training(base.data, c.out, c.model.partition(":")[2]) for name, c in found.items()}
     return found
@@ -38,14 +41,13 @@ def run_command(args: argparse.Namespace) -> int:
     """Train or submit the cells that are not finished; with --study or --collect, the units of our own ladder."""
     if args.study or args.collect:
         return study.run_command(args)
-    out = make_folder(args.out)
     todo = config(args)
     if args.dry_run:
         for name, cell in todo.items():
-            print(
-                f"{name}: {cell.model} on {cell.data}, {cell.recipe.steps} updates of {cell.recipe.tokens_per_step} tokens"
-            )
+            updates = plural(cell.recipe.steps, "update")
+            print(f"{name}: {cell.model} on {cell.data}, {updates} of {cell.recipe.tokens_per_step:,} tokens")
         return 0
+    out = make_folder(args.out)
     if args.launcher == "slurm":
         jobs: dict[str, int | str] = {**submit(todo, args.ranks, args.slurm)}
     else:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ckda.command import every, filled, make_folder
+from ckda.command import every, filled, plural
 from ckda.lm.data import TokenStore
 from ckda.lm.prepare import Preparation, prepare
 from ckda.lm.tiny import SOURCE
@@ -22,7 +22,7 @@ def run_command(args: argparse.Namespace) -> int:
     """Prepare, or check what is prepared."""
     if args.check:
         return _check(Path(args.out))
-    out = make_folder(args.out)
+    out = Path(args.out)
     options: Preparation = filled(Preparation, args)
     sources = args.sources
     if args.smoke:
@@ -31,7 +31,7 @@ def run_command(args: argparse.Namespace) -> int:
     if not sources:
         raise ValueError("name the files, folders or hf:NAME datasets to read")
     with deferred_interrupt() as asked:
-        index = prepare(sources, out, options, counter(args.json), asked, every(2, args.json))
+        index = prepare(sources, out, options, counter(args.json), asked, every(2, args.json), args.fresh)
     if args.json:
         print(json.dumps({"out": str(out)} | {name: index[name] for name in ("tokens", "counts", "seconds")}))
     else:
@@ -60,7 +60,7 @@ def counter(quiet: bool) -> Callable[[dict[str, int], int, float | None], None]:
         spent = time.perf_counter() - began
         parts = [f"{tokens / 1e6:.1f} M tokens, {tokens / 1e6 / spent:.2f} M/s"]
         if counts["broken"]:
-            parts.append(f"{counts['broken']} broken records")
+            parts.append(plural(counts["broken"], "broken record"))
         if fraction:
             parts.append(f"about {spent * (1 - fraction) / fraction:.0f} s left")
         say(", ".join(parts))
@@ -70,10 +70,10 @@ def counter(quiet: bool) -> Callable[[dict[str, int], int, float | None], None]:
 
 def _tell(index: dict[str, Any], out: Path) -> None:
     tokens, counts = index["tokens"], index["counts"]
-    documents = f"{counts['documents']:,} documents"
-    print(f"{tokens['train']:,} tokens to train on, {tokens['held_out']:,} held out, from {documents}")
+    documents = plural(counts["documents"], "document")
+    print(f"{plural(tokens['train'], 'token')} to train on, {tokens['held_out']:,} held out, from {documents}")
     if not tokens["held_out"]:
         print("nothing is held out: training will have no validation")
     if counts["broken"]:
-        print(f"{counts['broken']:,} broken records skipped: {out / 'broken.jsonl'}")
+        print(f"{plural(counts['broken'], 'broken record')} skipped: {out / 'broken.jsonl'}")
     print(f"in {out}, {index['seconds']:.0f} s")

@@ -10,13 +10,15 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from ckda.command import every, filled, make_folder, pick_device
+from ckda.command import every, filled, make_folder, pick_device, plural
 from ckda.lm.log import NotFinite, Row
+from ckda.lm.models import config_of
 from ckda.lm.parallel import World, join
 from ckda.lm.recipe import Recipe
 from ckda.lm.tiny import tiny_tokens, tiny_training
 from ckda.lm.train import Options
 from ckda.lm.training import Training, TrainResult, recipe_for, run
+from ckda.train.loop import lengthy
 
 __all__ = ["RECIPE", "config", "run_command"]
 
@@ -32,17 +34,30 @@ def config(args: argparse.Namespace, device: str) -> Training:
     args.model = args.model or args.init_from or "47M:ckda"
     said = {name: getattr(args, name) for name in RECIPE}
     recipe = recipe_for(args.model, device, tokens=args.tokens, steps=args.steps, branch=args.branch, **said)
+    if args.tokens is not None:
+        tell_excess("--tokens", recipe, args.tokens)
     return filled(Training, args, recipe=recipe, options=filled(Options, args))
+
+
+def tell_excess(what: str, recipe: Recipe, tokens: int) -> None:
+    """A line where one update, the least there is, has more tokens than were asked for."""
+    if (taken := recipe.tokens_per_step) > tokens:
+        print(
+            f"{what}: one update is {recipe.batch} x {recipe.length} = {taken:,} tokens, more than the {tokens:,} asked for; a "
+            "smaller --batch or --length takes fewer",
+            file=sys.stderr,
+        )
 
 
 def smoke(args: argparse.Namespace, world: World) -> Training:
     """A run of seconds with the same options of how it is run."""
-    data = args.data or str(Path(args.out) / "tokens")
+    data, arm = args.data or str(Path(args.out) / "tokens"), (args.model or "").partition(":")[2] or "ckda"
+    config_of(f"tiny:{arm}")  # refused before anything is made for it
     if args.data is None and world.main:
         make_folder(args.out)
         tiny_tokens(Path(data))
     world.wait()
-    tiny = tiny_training(data, args.out, (args.model or "").partition(":")[2] or "ckda", args.seed)
+    tiny = tiny_training(data, args.out, arm, args.seed)
     return replace(tiny, options=filled(Options, args), backend=args.backend, fresh=args.fresh)
 
 
@@ -53,7 +68,8 @@ def run_command(args: argparse.Namespace) -> int:
     try:
         training = smoke(args, world) if args.smoke else config(args, world.device.type)
         with progress(training.recipe.steps, quiet) as show:
-            result = run(training, show, every(0, quiet), world)
+            watch = _adviser(training, world.device.type, show, every(0, quiet))
+            result = run(training, watch, every(0, quiet), world)
     except NotFinite as error:
         if world.main:
             print(f"stopped: {error}", file=sys.stderr)
@@ -69,6 +85,26 @@ def run_command(args: argparse.Namespace) -> int:
     return status(result.stopped)
 
 
+def _adviser(
+    training: Training, device: str, show: Callable[[Row], None], say: Callable[[str], None]
+) -> Callable[[Row], None]:
+    """`show`, and once it is known how fast the updates are, a line where they take long."""
+    told = False
+
+    def watch(row: Row) -> None:
+        nonlocal told
+        show(row)
+        if row.tokens_per_second and not told:
+            told = True
+            left = (training.recipe.steps - row.step) * training.recipe.tokens_per_step / row.tokens_per_second
+            toy = training.model.partition(":")[0] == "tiny"
+            hint = "" if toy else "; `--model tiny:ckda` is a toy that takes minutes"
+            if (line := lengthy(left, device, hint)) is not None:
+                say(line)
+
+    return watch
+
+
 def status(stopped: str | None) -> int:
     """The exit status: 0 done, 3 stopped early, 130 interrupted."""
     return 0 if stopped is None else 130 if stopped == "SIGINT" else 3
@@ -77,7 +113,7 @@ def status(stopped: str | None) -> int:
 def _tell(result: TrainResult, out: Path) -> None:
     parts = [f"{result.model}: {result.parameters / 1e6:.2f} M parameters, update {result.step}"]
     if result.loss is not None:
-        parts.append(f"loss {result.loss:.4f} (mean of the last {min(10, result.step)} updates)")
+        parts.append(f"loss {result.loss:.4f} (mean of the last {plural(min(10, result.step), 'update')})")
     if result.held_out_loss is not None:
         then = result.validations[-1].step
         parts.append(f"held out {result.held_out_loss:.4f}" + ("" if then == result.step else f" (at update {then})"))

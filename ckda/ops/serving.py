@@ -1,0 +1,243 @@
+"""The operator as an inference engine calls it: states in a pool by slot, several drafts at once, states at interior positions.
+
+    prefill        whole sequences, each from the state in its slot (or from nothing), which is then overwritten
+    step           one token a sequence
+    verify         a few draft tokens a sequence; the state after each goes to a slot of its own, so that any may be accepted
+    states_every   the states before every so many tokens
+
+A pool [S, HV, K, V] holds a state a slot, with `v_first` [S, HV, V, K], in any floating dtype and with any strides. A negative
+slot is padding: no state is read or written for it, and its output means nothing. :func:`step` and :func:`verify` read nothing
+back from the device. There are no gradients. States are gathered and scattered around the operator's kernels.
+
+`options` are those of :func:`ckda.complex_kda` without the states. Legend: B batch, T time, H query/key heads, HV value heads,
+K key width, V value width, N sequences, S slots, W slots a sequence.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ckda.ops import complex_kda, complex_kda_step
+
+__all__ = ["prefill", "states_every", "step", "verify"]
+
+
+@torch.no_grad()
+def prefill(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    pool: Tensor,
+    slots: Tensor,
+    *,
+    fresh: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    v_first: bool = False,
+    **options: Any,
+) -> Tensor:
+    """The output [B, T, HV, V] of sequences that start from their slots' states; the states after them are written there.
+
+    Args:
+        q, k, v, g, beta: as :func:`ckda.complex_kda` takes them. slots: [N]. fresh: [N] true where a sequence starts from zero.
+
+    Example:
+        >>> pool, x = torch.zeros(4, 2, 8, 8), torch.randn(1, 30, 2, 8)
+        >>> o = prefill(x, x, x, -x.abs(), x[..., 0], pool, torch.tensor([3, 1]), cu_seqlens=torch.tensor([0, 10, 30]))
+        >>> pool.abs().sum((1, 2, 3)) > 0
+        tensor([False,  True, False,  True])
+    """
+    N = q.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
+    slots = _checked(pool, slots, (N,), k, v, v_first)
+    state = _read(pool, slots, v, v_first)
+    if fresh is not None:
+        state = state.masked_fill(fresh.view(N, 1, 1, 1), 0.0)
+    o, following = complex_kda(
+        q, k, v, g, beta, cu_seqlens=cu_seqlens, initial_state=state, output_final_state=True, **options
+    )
+    assert following is not None
+    rows = _stand_in(slots >= 0)
+    _write(pool, slots, rows, following[rows], v_first)
+    return o
+
+
+@torch.no_grad()
+def step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    pool: Tensor,
+    slots: Tensor,
+    *,
+    v_first: bool = False,
+    **options: Any,
+) -> Tensor:
+    """The output [N, HV, V] of one token a sequence, q [N, H, K] and so on; the states in `slots` [N] are advanced.
+
+    Example:
+        >>> pool, x = torch.zeros(4, 2, 8, 8), torch.randn(3, 2, 8)
+        >>> o = step(x, x, x, -x.abs(), x[..., 0], pool, torch.tensor([3, -1, 1]))  # the second row is padding
+        >>> pool.abs().sum((1, 2, 3)) > 0
+        tensor([False,  True, False,  True])
+    """
+    slots = _checked(pool, slots, (q.shape[0],), k, v, v_first)
+    rows = _stand_in(slots >= 0)
+    state = _read(pool, slots[rows], v, v_first)
+    o, state = complex_kda_step(q[rows], k[rows], v[rows], g[rows], beta[rows], state, **options)
+    _write(pool, slots, rows, state, v_first)
+    return o
+
+
+@torch.no_grad()
+def verify(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    pool: Tensor,
+    slots: Tensor,
+    *,
+    cu_seqlens: Tensor,
+    accepted: Tensor | None = None,
+    v_first: bool = False,
+    **options: Any,
+) -> Tensor:
+    """The output [T, HV, V] of at most W tokens a sequence; the state after token t of a sequence goes to its slot t.
+
+    Args:
+        q, k: [T, H, K], all sequences' tokens in a row; v, g and beta likewise. cu_seqlens: [N + 1] where they begin and end.
+        slots: [N, W].
+        accepted: [N] how many tokens of the last call were accepted, from 1 to W: a sequence goes on from the slot of the last
+            of them; None: from its first slot.
+
+    Example:
+        >>> pool, x = torch.zeros(4, 2, 8, 8), torch.randn(3, 2, 8)
+        >>> slots, bounds = torch.tensor([[3, 1]]), torch.tensor([0, 2])
+        >>> _ = verify(x[:2], x[:2], x[:2], -x[:2].abs(), x[:2, :, 0], pool, slots, cu_seqlens=bounds)
+        >>> rest = x[2:], x[2:], x[2:], -x[2:].abs(), x[2:, :, 0]  # both were right: go on from slot 1
+        >>> verify(*rest, pool, slots, cu_seqlens=torch.tensor([0, 1]), accepted=torch.tensor([2])).shape
+        torch.Size([1, 2, 8])
+    """
+    total, N, W = v.shape[0], cu_seqlens.numel() - 1, slots.shape[-1]
+    slots = _checked(pool, slots, (N, W), k, v, v_first)
+    starts, lengths = cu_seqlens[:-1].long(), cu_seqlens.diff()
+    if cu_seqlens.device.type == "cpu" and int(lengths.max()) > W:
+        raise ValueError(f"slots has {W} slots a sequence; the longest has {int(lengths.max())} tokens")
+    first = slots[:, 0] if accepted is None else slots.gather(1, accepted.long().view(N, 1) - 1)[:, 0]
+    state = _read(pool, first, v, v_first)
+    o = v.new_zeros(total + 1, *v.shape[1:])  # the last row takes what belongs to no token
+    for t in range(W):
+        here = (t < lengths) & (first >= 0)
+        slot = torch.where(here, slots[:, t], -1)
+        rows = _stand_in(slot >= 0)
+        at = (starts + t).clamp(max=total - 1)
+        o_t, following = complex_kda_step(q[at], k[at], v[at], g[at], beta[at], state, **options)
+        o[torch.where(here, at, total)] = o_t
+        _write(pool, slot, rows, following[rows], v_first)
+        state = torch.where(here.view(N, 1, 1, 1), following, state)
+    return o[:total]
+
+
+@torch.no_grad()
+def states_every(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    num_tokens: int,
+    *,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """o, the final state [N, HV, K, V], and the states before every `num_tokens` tokens, [B, NT, HV, K, V].
+
+    Of packed sequences (B = 1) the states stand in a row, those of the first sequence first. One call a piece: for looking and for
+    keeping prefixes, not for speed; the lengths of packed sequences are read back.
+
+    Example:
+        >>> x = torch.randn(1, 10, 2, 8)
+        >>> o, state, states = states_every(x, x, x, -x.abs(), x[..., 0], 4)
+        >>> states.shape, float(states[:, 0].abs().max())
+        (torch.Size([1, 3, 2, 8, 8]), 0.0)
+    """
+    N = q.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
+    start = initial_state
+    if start is None:
+        wide = torch.promote_types(v.dtype, torch.float32)
+        start = v.new_zeros(N, v.shape[2], q.shape[3], v.shape[3], dtype=wide)
+    tokens = [q, k, v, g, beta]
+    if cu_seqlens is None:
+        return _piece_by_piece(tokens, start, num_tokens, options)
+    bounds, parts = cu_seqlens.tolist(), []
+    for n in range(N):
+        here = [x[:, bounds[n] : bounds[n + 1]] for x in tokens]
+        parts.append(_piece_by_piece(here, start[n : n + 1], num_tokens, options))
+    o, state, states = (torch.cat(x, dim) for x, dim in zip(zip(*parts, strict=True), (1, 0, 1), strict=True))
+    return o, state, states
+
+
+def _piece_by_piece(
+    tokens: list[Tensor], state: Tensor, num_tokens: int, options: dict[str, Any]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`states_every` of sequences of one length; nothing for those without tokens."""
+    outputs, states = [tokens[2][:, :0]], [state.unsqueeze(1)[:, :0]]
+    for t in range(0, tokens[2].shape[1], num_tokens):
+        q, k, v, g, beta = (x[:, t : t + num_tokens] for x in tokens)
+        states.append(state.unsqueeze(1))
+        o, following = complex_kda(q, k, v, g, beta, initial_state=state, output_final_state=True, **options)
+        assert following is not None
+        outputs.append(o)
+        state = following
+    return torch.cat(outputs, 1), state, torch.cat(states, 1)
+
+
+# The pool -------------------------------------------------------------------------------------------------------------------
+
+
+def _checked(pool: Tensor, slots: Tensor, shape: tuple[int, ...], k: Tensor, v: Tensor, v_first: bool) -> Tensor:
+    """slots as int64, or a sentence that names what is wrong."""
+    HV, V, K = v.shape[-2], v.shape[-1], k.shape[-1]
+    wanted = [HV, V, K] if v_first else [HV, K, V]
+    if list(pool.shape[1:]) != wanted:
+        axes = "S, HV, V, K" if v_first else "S, HV, K, V"
+        raise ValueError(f"the shape of pool is {list(pool.shape)}; it must be [{axes}] = {['S', *wanted]}")
+    if tuple(slots.shape) != shape:
+        raise ValueError(f"the shape of slots is {list(slots.shape)}; it must be {list(shape)}")
+    if slots.device.type == "cpu" and bool((slots >= pool.shape[0]).any()):
+        raise ValueError(
+            f"slots has the entry {int(slots.max())}; it must be below the number of slots, {pool.shape[0]}"
+        )
+    return slots.long()
+
+
+def _read(pool: Tensor, slots: Tensor, v: Tensor, v_first: bool) -> Tensor:
+    """The states of these slots as the operator takes them; of a negative one, some state."""
+    state = pool.index_select(0, slots.clamp(min=0))
+    return (state.mT if v_first else state).to(torch.promote_types(v.dtype, torch.float32)).contiguous()
+
+
+def _stand_in(valid: Tensor) -> Tensor:
+    """[N] a row for every row: itself where valid, elsewhere the first valid one.
+
+    What is padding repeats that row's work and writes the same state to the same slot: no row needs to be left out, which would
+    take a look at the values.
+
+    Example:
+        >>> _stand_in(torch.tensor([False, True, False, True]))
+        tensor([1, 1, 1, 3])
+    """
+    return torch.where(valid, torch.arange(valid.numel(), device=valid.device), valid.to(torch.uint8).argmax())
+
+
+def _write(pool: Tensor, slots: Tensor, rows: Tensor, state: Tensor, v_first: bool) -> None:
+    """Put the states of :func:`_stand_in`'s rows into their slots; where all are padding the pool stays as it is."""
+    kept = pool[:1].clone()  # where all are padding, slot 0 is written for want of another
+    pool.index_copy_(0, slots[rows].clamp(min=0), (state.mT if v_first else state).to(pool.dtype))
+    pool[:1] = torch.where((slots >= 0).any(), pool[:1], kept)
