@@ -139,7 +139,7 @@ def test_a_search_that_falls_short_is_inconclusive_not_refuted(monkeypatch, tmp_
     assert "inconclusive at this effort" in shown
     assert "refuted" not in shown
     name = "verify.json" if effort == "1" else "verify-smoke.json"  # less than full effort does not take its place
-    assert f"1 claims: 1 inconclusive{'' if effort == '1' else ', at effort 0.05 of 1'}" in shown
+    assert f"1 claim: 1 inconclusive{'' if effort == '1' else ', at effort 0.05 of 1'}" in shown
     assert shown.rstrip().endswith(f"Record: {tmp_path / name}")
     assert json.loads((tmp_path / name).read_text())["inconclusive"] == 1
 
