@@ -61,13 +61,18 @@ class Parser(argparse.ArgumentParser):
         return f"{text}\n{self.explain()}\n" if self.explain else text
 
 
-def add_common_arguments(parser: argparse.ArgumentParser, out: str) -> None:
-    """The manners every verb shares. `out` is the default folder of its results."""
+def add_common_arguments(parser: argparse.ArgumentParser, out: str, leave: Sequence[str] = ()) -> None:
+    """The manners every verb shares. `out` is the default folder of its results; `leave` out what means nothing to it."""
     group = parser.add_argument_group("where and how it runs")
     group.add_argument("--out", default=out, help="folder for JSON, figures and checkpoints (default: %(default)s)")
-    add_device_argument(group)
-    group.add_argument("--seed", type=_seed, default=0, help="of everything that is drawn (default: %(default)s)")
-    group.add_argument("--smoke", action="store_true", help="a run of seconds that only shows that everything works")
+    if "device" not in leave:
+        add_device_argument(group)
+    if "seed" not in leave:
+        group.add_argument("--seed", type=_seed, default=0, help="of everything that is drawn (default: %(default)s)")
+    if "smoke" not in leave:
+        group.add_argument(
+            "--smoke", action="store_true", help="a run of seconds that only shows that everything works"
+        )
     add_json_argument(group)
 
 

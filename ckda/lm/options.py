@@ -35,7 +35,7 @@ __all__ = [
 
 def add_params(parser: Parser) -> None:
     """The options of ``ckda lm params``."""
-    add_common_arguments(parser, "runs/lm/params")
+    add_common_arguments(parser, "runs/lm/params", leave=("device", "seed", "smoke"))
 
 
 def add_prepare(parser: Parser) -> None:

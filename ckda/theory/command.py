@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ckda.command import CheckFailed, make_folder, pick_device, plural
+from ckda.command import CheckFailed, entries, make_folder, pick_device, plural
 from ckda.groups import group, read_group
 from ckda.record import environment, read_json, write_json, write_text
 from ckda.theory import tables
@@ -33,10 +33,6 @@ def run_command(args: argparse.Namespace) -> int:
     actions = {"list": _list, "verify": _verify, "show": _show, "table": _table}
     if args.action in ("compile", "run", "verdict"):
         return {"compile": _compile, "run": _run, "verdict": _verdict}[args.action](args)
-    if args.device not in ("auto", "cpu"):
-        raise ValueError(f"--device {args.device}: the claims are checked on the CPU")
-    if args.seed:
-        raise ValueError(f"--seed {args.seed}: the checks draw the same cases every time; more of them: --effort")
     load_claims()
     return actions[args.action](args)
 
@@ -169,9 +165,7 @@ def _list(args: argparse.Namespace) -> int:
         keys = ("label", "statement", "behind")
         print(json.dumps([{k: getattr(c, k) for k in keys} | {"check": _where(c)} for c in CLAIMS.values()]))
         return 0
-    width = max(map(len, CLAIMS))
-    for claim in CLAIMS.values():
-        print(f"{claim.label:<{width}}  {claim.statement} [{claim.behind}]")
+    print(entries([(claim.label, f"{claim.statement} [{claim.behind}]") for claim in CLAIMS.values()], indent=4))
     return 0
 
 

@@ -5,7 +5,7 @@ from ckda.command import Parser, above_zero, add_common_arguments, add_device_ar
 __all__ = ["ABOUT", "add_theory"]
 
 ABOUT = {
-    "list": "the claims, one line each",
+    "list": "the claims, and how far each is checked: arithmetic; coverage",
     "verify": "check the claims; exit status 1 if one is refuted or broken",
     "show": "explain a claim or a figure and draw it",
     "table": "tab:theory-summary and tab:recurrence-spectrum, each cell with the check behind it",
@@ -24,8 +24,11 @@ def add_theory(parser: Parser) -> None:
             _add_compile(action)
         elif name == "run":
             _add_run(action)
-        else:
-            add_common_arguments(action, out="runs/theory")
+        elif name == "list":
+            add_json_argument(action)
+        else:  # claims are checked on the CPU, on the same cases every time
+            smoke = () if name in ("verify", "table") else ("smoke",)
+            add_common_arguments(action, "runs/theory", leave=("device", "seed", *smoke))
         if name == "verify":
             action.add_argument("names", nargs="*", metavar="NAME", help="labels, or beginnings of labels; none: all")
             action.add_argument("--fresh", action="store_true", help="do not resume an interrupted run")
