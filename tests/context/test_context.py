@@ -27,8 +27,10 @@ def test_ranks_equal_one_device() -> None:
         assert result["bytes"]["sent"] == result["bytes"]["stated"]
         assert result["finite"] == [True, False, True]
     assert sorted(ranks[0]["training"]) == ["joined", "separate"]
+    # in float32; of one device's first gradient the norm is 6e-6 from float64's, and that of four ranks 5e-6, on the other side
+    bounds = {"loss": 1e-6, "held_out_loss": 1e-6, "grad_norm": 5e-5}
     for errors in ranks[0]["training"].values():
-        assert worst(errors)[1] < 1e-5, errors  # in float32
+        assert not {name: error for name, error in errors.items() if error > bounds[name]}, errors
     check_refusals([result["refusals"] for result in ranks])
 
 
