@@ -63,11 +63,16 @@ class Layers(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B, T, d] -> [B, T, d]."""
-        added = self.mixers[0](x)
+        return self.trace(x)[0]
+
+    def trace(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """:meth:`forward`, and what the last mixer reads from its state, [B, T, H, V] (:func:`traced`)."""
+        added, o = traced(self.mixers[0], x)
         for mixer, feed, norm in zip(self.mixers[1:], self.feeds, self.norms, strict=True):
             added = added + feed(x + added)
-            added = added + mixer(norm(x + added))
-        return added
+            more, o = traced(mixer, norm(x + added))
+            added = added + more
+        return added, o
 
     def prefill(self, x: Tensor, cache: Any = None) -> tuple[Tensor, tuple]:
         """:meth:`forward` from the mixers' caches (None: from the beginning) and the next ones."""
@@ -83,7 +88,30 @@ class Layers(nn.Module):
         return added, tuple(caches)
 
 
-def build_model(arm: str, task: str, size: int | None = None) -> Tracker:
+def traced(mixer: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """A mixer's output [B, T, d], and its raw readout [B, T, H, V]; of a mixer without one the output again, as one head."""
+    if isinstance(mixer, Layers):
+        return mixer.trace(x)
+    if not hasattr(mixer, "read"):
+        y = mixer(x)
+        return y, y.unsqueeze(-2)
+    o = mixer.read(x)
+    return mixer.write_out(o, x), o
+
+
+class SuiteTracker(Tracker):
+    """The tracker, whose trace serves mixers of any kind and several layers."""
+
+    def forward(self, tokens: Tensor, trace: bool = False) -> Any:
+        """tokens [B, T] -> logits [B, T, n]; with `trace` also the tokens x and the last layer's readout o [B, T, H, V]."""
+        if not trace:
+            return super().forward(tokens)
+        x = self.embedding(tokens)
+        added, o = traced(self.mixer, x)
+        return self.decode(x + added), {"x": tokens, "o": o}
+
+
+def build_model(arm: str, task: str, size: int | None = None) -> SuiteTracker:
     """The model of this arm on this task; `size` is the number of heads (a GRU's width), by default the matched one.
 
     Example:
@@ -96,7 +124,7 @@ def build_model(arm: str, task: str, size: int | None = None) -> Tracker:
     layers = range(num_layers(arm, problem))
     made = [build_mixer(mixer, width, size, problem.head_dim, **_options(mixer, problem.taps(i))) for i in layers]
     layer = made[0] if len(made) == 1 else Layers(made, width)
-    return Tracker(layer, problem.num_tokens, problem.num_classes, width, 4 * width)
+    return SuiteTracker(layer, problem.num_tokens, problem.num_classes, width, 4 * width)
 
 
 def num_layers(arm: str, task: Task) -> int:

@@ -208,7 +208,8 @@ def _job(config: SuiteConfig, name: str, arm: str, device: str) -> _Job:
     task = TASKS[name]
     changes = {k: v for k in ("steps", "batch") if (v := getattr(config, k)) is not None}
     steps = changes.get("steps", task.updates)
-    own = {"batch": task.batch_size, "curriculum": task.curriculum, "switches": task.switches(steps)}
+    own: dict[str, Any] = {"batch": task.batch_size, "curriculum": task.curriculum, "switches": task.switches(steps)}
+    own |= {"penalties": {"closure": task.closure}, "ramp": (0.3, 0.45)} if task.closure else {}
     recipe = Recipe(**_BASE | own | {"steps": steps} | (_SMOKE if config.smoke else changes))
     seeds = tuple(range(config.first_seed, config.first_seed + config.num_seeds))
     ensemble = Ensemble(partial(build_model, arm, name), task, recipe, seeds, device)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from ckda.experiments.common.closure import closure
 from ckda.experiments.tracking.task import WordProblem
 from ckda.groups import group
 
@@ -59,9 +60,8 @@ class Task(ABC):
     updates: int = 1500  #: of the training
     batch_size: int = 128  #: words an update
     curriculum: tuple[int, ...] = (3, 6, 12, 24, 40)  #: lengths of the training's words
-    begins: tuple[
-        float, ...
-    ] = ()  #: the shares of the training after which each next length begins; (): in equal stages
+    begins: tuple[float, ...] = ()  #: shares of the training after which each next length begins; (): equal stages
+    closure: float = 0.0  #: the weight of :meth:`penalty`, which begins at 30% of the training and is whole at 45%
 
     @property
     def num_tokens(self) -> int:
@@ -115,6 +115,20 @@ class Task(ABC):
         rows, labels = output[:, :, 1:].flatten(0, 2), y.flatten()
         each = cross_entropy(rows, labels, reduction="none", ignore_index=UNASKED, label_smoothing=SMOOTHING)
         return each.view_as(y).sum((1, 2)) / asked.sum((1, 2))
+
+    def settled(self, x: Tensor) -> Tensor:
+        """After which letters the letter and the answer say all that a model has to know; like x."""
+        return torch.ones_like(x, dtype=torch.bool)
+
+    def penalty(self, name: str, trace: dict[str, Tensor], y: Tensor) -> Tensor:
+        """[R] "closure": equal letter and equal answer, equal readout of the last layer, where :meth:`settled` says so."""
+        if name != "closure":
+            raise ValueError(f"there is no penalty {name!r}; there is 'closure'")
+        x = trace["x"][:, :, 1:]
+        kept = self.settled(x) & (y != UNASKED)
+        none = self.num_letters * self.num_classes
+        label = torch.where(kept, x * self.num_classes + y, none)
+        return closure(trace["o"][:, :, 1:] * kept[..., None, None], label, none + 1)
 
     def key(self) -> dict[str, Any]:
         """What two runs must agree on."""
@@ -184,6 +198,10 @@ class Arithmetic(Task):
             y[:, 2 * i] = (before + term) % _MODULUS
         y[:, 1::2] = y[:, ::2][:, : longest // 2]
         return x, y
+
+    def settled(self, x: Tensor) -> Tensor:
+        """After + and -: a finished product is all in the sum."""
+        return (x == _PLUS) | (x == _MINUS)
 
 
 class Brackets(Task):
@@ -336,7 +354,8 @@ TASKS: dict[str, Task] = {
             updates=3000,
             batch_size=64,
             curriculum=(4, 8, 16, 24, 40),
-            begins=(0.05, 0.12, 0.2, 0.3),
+            closure=1.0,
+            begins=(0.06, 0.14, 0.24, 0.34),
         ),
         Brackets("brackets", 11, _MODULUS, layers=2, conv_size=4, whole=True),
         Permutations("S5", 2, 120),
