@@ -81,7 +81,7 @@ def initialization_figure(layers: int = 32, tokens: int = 256) -> Any:
             axes.hist(numbers, bins=80, range=(low, low + 2), density=True, alpha=0.6, color=colour, label=start)
         axes.set(xlabel=f"{what} {symbol}", yticks=[])
         axes.spines[["top", "right", "left"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False, fontsize=8, loc="upper center")
     return figure
 
 
