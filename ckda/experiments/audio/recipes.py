@@ -35,8 +35,12 @@ RECIPES = Book(
         "init": {
             "clock": Change(
                 "four heads start as clocks that make 1, 2, 4 and 8 turns a loop: the start knows the period",
-                model={"clock": True},
-            )
+                model={"start": "clock"},
+            ),
+            "fan": Change(
+                "every head starts as a clock, at rates spread from no turn to half a turn a frame: the start knows no period",
+                model={"start": "fan"},
+            ),
         },
         "schedule": {
             "tail": Change(
@@ -59,6 +63,7 @@ RECIPES = Book(
             "schedule=tail+penalty=closure-turns-strong",
             "the recipe that keeps time longest: equal phase, equal state, and loops of silence that change nothing",
         ),
+        "even": ("steady+init=fan", "steady from clocks of many rates: keeps time on most seeds"),
     },
     old={
         "plain": "paper",
