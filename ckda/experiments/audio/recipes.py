@@ -63,7 +63,10 @@ RECIPES = Book(
             "schedule=tail+penalty=closure-turns-strong",
             "the recipe that keeps time longest: equal phase, equal state, and loops of silence that change nothing",
         ),
-        "even": ("steady+init=fan", "steady from clocks of many rates: keeps time on most seeds"),
+        "even": (
+            "schedule=tail+penalty=closure-turns-strong+init=fan",
+            "steady from heads that start as clocks of many rates, without knowing the period",
+        ),
     },
     old={
         "plain": "paper",

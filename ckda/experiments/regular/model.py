@@ -66,13 +66,15 @@ class Layers(nn.Module):
         return self.trace(x)[0]
 
     def trace(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """:meth:`forward`, and what the last mixer reads from its state, [B, T, H, V] (:func:`traced`)."""
+        """:meth:`forward`, and what the mixers read from their states, [B, T, H, V] with all heads in a row (:func:`traced`)."""
         added, o = traced(self.mixers[0], x)
+        read = [o]
         for mixer, feed, norm in zip(self.mixers[1:], self.feeds, self.norms, strict=True):
             added = added + feed(x + added)
             more, o = traced(mixer, norm(x + added))
             added = added + more
-        return added, o
+            read.append(o)
+        return added, torch.cat(read, -2)
 
     def prefill(self, x: Tensor, cache: Any = None) -> tuple[Tensor, tuple]:
         """:meth:`forward` from the mixers' caches (None: from the beginning) and the next ones."""
@@ -103,7 +105,7 @@ class SuiteTracker(Tracker):
     """The tracker, whose trace serves mixers of any kind and several layers."""
 
     def forward(self, tokens: Tensor, trace: bool = False) -> Any:
-        """tokens [B, T] -> logits [B, T, n]; with `trace` also the tokens x and the last layer's readout o [B, T, H, V]."""
+        """tokens [B, T] -> logits [B, T, n]; with `trace` also the tokens x and the layers' readouts o [B, T, H, V]."""
         if not trace:
             return super().forward(tokens)
         x = self.embedding(tokens)

@@ -121,7 +121,7 @@ class Task(ABC):
         return torch.ones_like(x, dtype=torch.bool)
 
     def penalty(self, name: str, trace: dict[str, Tensor], y: Tensor) -> Tensor:
-        """[R] "closure": equal letter and equal answer, equal readout of the last layer, where :meth:`settled` says so."""
+        """[R] "closure": equal letter and equal answer, equal readout in every layer, where :meth:`settled` says so."""
         if name != "closure":
             raise ValueError(f"there is no penalty {name!r}; there is 'closure'")
         x = trace["x"][:, :, 1:]

@@ -34,13 +34,14 @@ def test_a_word_in_pieces_is_the_word(arm, task):
 
 
 @pytest.mark.parametrize("arm", ["ckda", "deltaproduct2", "gru", "transformer"])
-def test_a_trace_changes_nothing_and_has_the_last_readout(arm):
+def test_a_trace_changes_nothing_and_has_every_readout(arm):
     torch.manual_seed(0)
     model, task = build_model(arm, "arithmetic").double(), TASKS["arithmetic"]
     x, y = task.batch(3, 16, torch.Generator().manual_seed(0))
     logits, seen = model(x, trace=True)
     torch.testing.assert_close(logits, model(x), rtol=1e-9, atol=1e-11)
     assert seen["o"].shape[:2] == x.shape
+    assert seen["o"].shape[2] == 2 * (matched_size(arm, "arithmetic") if arm in ("ckda", "deltaproduct2") else 1)
     assert task.penalty("closure", {"x": x[None], "o": seen["o"][None]}, y[None]).item() > 0
 
 
