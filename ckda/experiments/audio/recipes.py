@@ -64,7 +64,7 @@ RECIPES = Book(
             "the recipe that keeps time longest: equal phase, equal state, and loops of silence that change nothing",
         ),
         "even": (
-            "schedule=tail+penalty=closure-turns-strong+init=fan",
+            "schedule=tail+penalty=closure-turns-strong+init=fan+batch=32",
             "steady from heads that start as clocks of many rates, without knowing the period",
         ),
     },
