@@ -2,22 +2,30 @@
 # State tracking (sec. 5.1, app:exp_state_tracking) on one GPU.
 #
 #   recipes/tracking.sh OUT            every piece below, in this order, until LIMIT seconds (default 480) are over
-#   recipes/tracking.sh OUT PIECE ...  these pieces
+#   recipes/tracking.sh OUT PIECE ...  these pieces; ranges:S4, baselines:A5, counts:S3 and so on are one group of a piece
+#
+# Device time is of one H200. A run of 60,000 updates and three seeds takes 60 to 90 s where eight share the device (b785acd); what
+# was not measured says so.
 #
 #   bench     milliseconds an update, one seed against three, one run against eight side by side
 #   timing    S3, Complex KDA, 1000 updates: seconds to perfect accuracy at the training length
 #   theory    A5 from the paper's construction, three seeds, with the penalty on relations, finished, and without
 #   closure   S3 by the closure penalty, that on relations and what they are compared with, three seeds
 #   ranges    S3, S4 and A5, four range settings, three seeds, the paper's 60,000 updates, momentum cycled: fig:group_word_problems;
-#             about 15 minutes, by 22 s a seed (A5 not measured)
+#             12 runs, four side by side: 4 to 6 minutes a group (A5 not measured)
 #   momentum  not among the default: S4, 24 seeds, and S3 with beta to 2, 10 seeds, with cycled and with constant momentum; about
 #             25 minutes, by 22 s a seed: LIMIT=590 a few times. The constant ones in pieces of their own:
 #   s4        S4 with constant momentum, seeds 10 to 23 in two halves (0 to 9 are in results/): 5 minutes
 #   beta2     S3 with beta to 2, seeds 3 to 9 with either momentum (0 to 2 are in results/): 5 minutes
 #   baselines DeltaProduct_2 as published, a GRU, a Transformer, SiLU on the keys and on q, k, v: S3, S4 and A5, three seeds, 60,000
-#             updates: fig:group_word_problems_baselines; not run so far
+#             updates: fig:group_word_problems_baselines; 15 runs, 5 to 8 minutes a group; not run so far
+#   counts    how many of 24 seeds find a group: A5 and S4 by orthogonal (190 s each, by 96 s for 12), with smoothed labels (190 s
+#             each, not run so far), A5 finished (60 s, not measured); S3 by exact (a minute, measured on a CPU only)
+#   starts    no training: the gates and learning rates of the two starts, fig:initialization
+#   weights   no training: the best seeds of counts and ranges, one file each (under 1 MB), into OUT/weights
 #   mixers    all mixers on S3, one seed, 10,000 updates: beside fig:group_word_problems_baselines
-#   regular   parity, even pairs, cycle navigation, modular arithmetic, S5, traces, recall: five arms, five seeds
+#   regular   parity, even pairs, cycle navigation, modular arithmetic, S5, traces, recall: five arms, five seeds; 3 to 5 minutes,
+#             by 122 s for 28 runs. Then arithmetic in 10,000 updates, Complex KDA and GRU: 3 minutes, not measured
 #   silu      the same with SiLU on the keys
 #   screen    S4: what might find its representation, six seeds each, 20,000 smaller updates
 #   search    S4: 24 seeds by init=orthogonal-quarter, which the screening found, the best three go on, with the penalty on relations,
@@ -52,8 +60,24 @@ figures() { # fig:group_word_problems, fig:group_word_problems_baselines, fig:s3
     [[ -f $run && $run != *checkpoint* ]] && "$python" -m ckda.cli inspect track "$run" --out "$out/figures/inspect"
   done
 }
-for piece in "${pieces[@]}"; do
-  echo "$(date +%T) $piece"
+keep_weights() { # the best seed of each run that is there, alone
+  local run
+  for run in "$out"/{counts,ranges}/runs/*ckda*.pt; do
+    [[ -f $run && $run != *checkpoint* ]] || continue
+    "$python" -c 'import sys; from ckda.experiments.tracking.run import keep_replica; print(keep_replica(*sys.argv[1:]))' \
+      "$run" "$out/weights"
+  done
+}
+starts() {
+  mkdir -p "$out/starts"
+  "$python" -c 'import sys; from ckda.experiments.tracking.figures import initialization_figure as draw
+draw().savefig(sys.argv[1], dpi=160, metadata={"Software": None})' "$out/starts/initialization.png"
+}
+for asked in "${pieces[@]}"; do
+  piece=${asked%%:*}
+  groups=(S3 S4 A5)
+  [[ $asked == *:* ]] && groups=("${asked#*:}")
+  echo "$(date +%T) $asked"
   case $piece in
     bench) "$python" benchmarks/tracking.py --device "${DEVICE:-cuda}" --out "$out/bench" ;;
     timing) track S3 --recipe fast ;;
@@ -66,7 +90,7 @@ for piece in "${pieces[@]}"; do
         track S3 --recipe "penalty=$penalty+steps=4k+momentum=0.95"
       done
       track S3 --recipe penalty=relations+steps=3k+momentum=0.95 ;;
-    ranges) for group in S3 S4 A5; do track "$group" --mixer ranges; done ;;
+    ranges) for group in "${groups[@]}"; do track "$group" --mixer ranges --together 4; done ;;
     momentum)
       for momentum in cycled 0.95; do
         track S4 --seeds 24 --momentum "$momentum" --lengths 8,16,32,64,128,256,512
@@ -81,11 +105,25 @@ for piece in "${pieces[@]}"; do
         half=seeds-3 track S3 --mixer kda-beta2 --momentum "$momentum" --seed 3 --seeds 7 --lengths 8,16,32,64,128,256,512
       done ;;
     baselines)
-      for group in S3 S4 A5; do
+      for group in "${groups[@]}"; do
         track "$group" --mixer deltaproduct2-wide,gru,attention --lengths 8,16,32,64,128,256,512
         track "$group" --recipe silu=k,silu=qkv --lengths 8,16,32,64,128,256,512
       done ;;
-    regular) track --suite regular ;;
+    counts)
+      far=8,16,32,64,128,256,512,4096,65536
+      for group in "${groups[@]}"; do
+        if [[ $group == S3 ]]; then
+          track S3 --recipe exact --seeds 24 --lengths $far
+        else
+          track "$group" --recipe orthogonal,orthogonal+smoothing=0.1 --seeds 24 --lengths $far
+        fi
+        [[ $group == A5 ]] && track A5 --recipe finish --from "$out/counts/runs/A5-ckda+orthogonal.pt" --lengths $far
+      done ;;
+    starts) starts ;;
+    weights) keep_weights ;;
+    regular)
+      track --suite regular
+      track arithmetic --suite regular --mixer ckda,gru --steps 10000 ;;
     mixers) track S3 --mixer all --recipe steps=10k --seeds 1 --together 9 ;;
     silu) track S3 --mixer all --recipe silu=k+steps=10k --seeds 1 --together 9 ;;
     screen)
@@ -109,5 +147,5 @@ for piece in "${pieces[@]}"; do
     figures) figures ;;
     *) echo "recipes/tracking.sh: there is no piece '$piece'" >&2; exit 2 ;;
   esac
-  echo "$(date +%T) $piece: exit $?"
+  echo "$(date +%T) $asked: exit $?"
 done

@@ -26,7 +26,7 @@ PIECES = [
     "silu",
     "screen",
 ]
-PIECES += ["search", "six", "a5"]
+PIECES += ["search", "six", "a5", "counts"]
 ECHO = '#!/bin/sh\nshift 2\nprintf "%s\\n" "$*"\n'  # in place of python -m ckda.cli: what it would be called with
 
 
@@ -75,3 +75,9 @@ def test_audio_names_recipes_of_today():
     assert len(named) == 8
     for recipe in named:
         assert AUDIO.name(recipe) == recipe
+
+
+def test_one_group_of_a_piece(tmp_path):
+    printed = calls("recipes/tracking.sh", tmp_path, "ranges:S4", "counts:S3")
+    groups = [line.split()[1] for line in printed.splitlines() if line.startswith("track ")]
+    assert groups == ["S4", "S3"]

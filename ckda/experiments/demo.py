@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ckda.command import make_folder, pick_device
 from ckda.experiments.common.show import ARMS
+from ckda.experiments.common.store import save_weights, stacked_parameters
 from ckda.experiments.tracking.figures import cups_strip, extrapolation_figure, mechanism_figure
 from ckda.experiments.tracking.inspect import mechanism
 from ckda.experiments.tracking.model import build_tracker
@@ -121,7 +122,9 @@ def run(config: DemoConfig, quiet: bool = True) -> DemoResult:
         train_seconds=round(trained, 2),
         seconds=round(time.perf_counter() - began, 2),
     )
-    for arm in arms:
+    for arm, ensemble in arms.items():
+        about = {"group": "S3", "mixer": arm, "recipe": "demo", "seeds": [config.seed], "best": 0, "model": {}}
+        save_weights(out / f"{arm}.pt", about | {"parameters": stacked_parameters(ensemble)})
         _checkpoint(out, arm).unlink(missing_ok=True)
     return result
 

@@ -10,6 +10,7 @@ import pytest
 from ckda import cli
 from ckda.experiments.tracking.figures import cups_strip
 from ckda.experiments.tracking.model import build_tracker
+from ckda.experiments.tracking.run import load_replica
 from ckda.experiments.tracking.task import WordProblem
 from ckda.train import Ensemble, Recipe, train
 
@@ -26,6 +27,9 @@ def test_smoke_run_writes_everything(tmp_path, capsys):
     assert not re.search(r"<script|<link|(src|href)=.http|@import", page), "the page fetches something"
     assert (tmp_path / "extrapolation.png").stat().st_size > 10_000
     assert not list(tmp_path.glob("*.checkpoint.pt"))
+    about, task, model = load_replica(tmp_path / "ckda.pt")
+    assert (about["mixer"], about["seed"], task.group.name) == ("ckda", 0, "S3")
+    assert sum(p.numel() for p in model.parameters()) == printed["arms"]["ckda"]["parameters"]
 
 
 @pytest.mark.slow

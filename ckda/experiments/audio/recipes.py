@@ -36,8 +36,12 @@ RECIPES = Book(
         "init": {
             "clock": Change(
                 "four heads start as clocks that make 1, 2, 4 and 8 turns a loop: the start knows the period",
-                model={"clock": True},
-            )
+                model={"start": "clock"},
+            ),
+            "fan": Change(
+                "every head starts as a clock, at rates spread from no turn to half a turn a frame: the start knows no period",
+                model={"start": "fan"},
+            ),
         },
         "schedule": {
             "tail": Change(
@@ -59,6 +63,10 @@ RECIPES = Book(
         "steady": (
             "schedule=tail+penalty=closure-turns-strong",
             "the recipe that keeps time longest: equal phase, equal state, and loops of silence that change nothing",
+        ),
+        "even": (
+            "schedule=tail+penalty=closure-turns-strong+init=fan+batch=32",
+            "steady from heads that start as clocks of many rates, without knowing the period",
         ),
     },
     old={

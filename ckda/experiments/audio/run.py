@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ckda.command import pick_device
-from ckda.experiments.audio.model import Continuer, build, wind
+from ckda.experiments.audio.model import STARTS, Continuer, build
 from ckda.experiments.audio.recipes import CURRICULUM, RECIPES, recipe
 from ckda.experiments.audio.task import (
     BPM,
@@ -231,13 +231,15 @@ def _job(config: AudioConfig, arm: str, name: str, frames: Array, device: str) -
     return _Job(title(arm, name, config.smoke), arm, name, ensemble, task)
 
 
-def _build(arm: str, clock: bool = False) -> Continuer:
-    return wind(build(arm), FRAMES) if clock else build(arm)
+def _build(arm: str, start: str | None = None) -> Continuer:
+    model = build(arm)
+    model.cue = CUE
+    return model if start is None else STARTS[start](model)
 
 
-def _check(arm: str, name: str, penalties: Mapping[str, float], clock: bool) -> None:
+def _check(arm: str, name: str, penalties: Mapping[str, float], starts: bool) -> None:
     """ValueError where the recipe does not fit the arm."""
-    if clock and arm != "ckda":
+    if starts and arm != "ckda":
         raise ValueError(f"recipe {name}: only ckda can start as a clock, not {arm}")
     if penalties and arm == "transformer":
         raise ValueError(f"recipe {name}: the Transformer has no recurrent state to compare")
@@ -249,14 +251,16 @@ def _check(arm: str, name: str, penalties: Mapping[str, float], clock: bool) -> 
 
 def _one(job: _Job, store: Store, lengths: tuple[int, ...], config: AudioConfig, quiet: bool) -> AudioRun:
     """Train and score one run, or read what it left."""
-    ensemble, start = job.ensemble, {"start": "clock"} if RECIPES.read(job.recipe_name).model else {}
-    key = plain(ensemble.key() | {"lengths": lengths} | start)
+    ensemble = job.ensemble
+    key = plain(ensemble.key() | {"lengths": lengths} | RECIPES.read(job.recipe_name).model)
     known = None if config.fresh else store.known(job.name, key)
     if known is not None:
         return AudioRun.from_json(known)
     began, checkpoint = time.perf_counter(), store.files(job.name).checkpoint
     train({job.name: ensemble}, lambda _: checkpoint, fresh=config.fresh, quiet=quiet, look_every=_READ_EVERY)
     seconds = time.perf_counter() - began
+    skeleton: Any = ensemble.skeleton
+    skeleton.cue = 0  # tests run the recurrence itself
     scores = evaluate(ensemble, job.task, len(ensemble.seeds), max(lengths), ensemble.device)
     paper = max(n for n in lengths if n <= PAPER_LENGTH)
     shown = best_of([v if math.isfinite(v) else -math.inf for v in scores.snr(paper)])

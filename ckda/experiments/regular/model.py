@@ -1,7 +1,7 @@
 """The models of ``ckda track --suite regular``: the tracker of the paper's groups, with as many layers as a task needs.
 
-Arms are compared at about equal numbers of parameters: Complex KDA has 12 heads of 16 channels and a stream of 48, and every
-other arm the number of heads (for a GRU the width) that comes nearest to its count (:func:`matched_size`).
+Arms are compared at about equal numbers of parameters: Complex KDA has the task's heads (12 of 16 channels unless said) and a
+stream of 48, and every other arm the number of heads (for a GRU the width) that comes nearest to its count (:func:`matched_size`).
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from ckda.layers.mixers import MIXERS, build_mixer
 
 __all__ = ["ARMS", "SuiteArm", "build_model", "matched_size"]
 
-_WIDTH, _HEADS, _HEAD_DIM = 48, 12, 16
+_WIDTH = 48
 
 
 class SuiteArm(NamedTuple):
@@ -63,11 +63,18 @@ class Layers(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B, T, d] -> [B, T, d]."""
-        added = self.mixers[0](x)
+        return self.trace(x)[0]
+
+    def trace(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """:meth:`forward`, and what the mixers read from their states, [B, T, H, V] with all heads in a row (:func:`traced`)."""
+        added, o = traced(self.mixers[0], x)
+        read = [o]
         for mixer, feed, norm in zip(self.mixers[1:], self.feeds, self.norms, strict=True):
             added = added + feed(x + added)
-            added = added + mixer(norm(x + added))
-        return added
+            more, o = traced(mixer, norm(x + added))
+            added = added + more
+            read.append(o)
+        return added, torch.cat(read, -2)
 
     def prefill(self, x: Tensor, cache: Any = None) -> tuple[Tensor, tuple]:
         """:meth:`forward` from the mixers' caches (None: from the beginning) and the next ones."""
@@ -83,7 +90,30 @@ class Layers(nn.Module):
         return added, tuple(caches)
 
 
-def build_model(arm: str, task: str, size: int | None = None) -> Tracker:
+def traced(mixer: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """A mixer's output [B, T, d], and its raw readout [B, T, H, V]; of a mixer without one the output again, as one head."""
+    if isinstance(mixer, Layers):
+        return mixer.trace(x)
+    if not hasattr(mixer, "read"):
+        y = mixer(x)
+        return y, y.unsqueeze(-2)
+    o = mixer.read(x)
+    return mixer.write_out(o, x), o
+
+
+class SuiteTracker(Tracker):
+    """The tracker, whose trace serves mixers of any kind and several layers."""
+
+    def forward(self, tokens: Tensor, trace: bool = False) -> Any:
+        """tokens [B, T] -> logits [B, T, n]; with `trace` also the tokens x and the layers' readouts o [B, T, H, V]."""
+        if not trace:
+            return super().forward(tokens)
+        x = self.embedding(tokens)
+        added, o = traced(self.mixer, x)
+        return self.decode(x + added), {"x": tokens, "o": o}
+
+
+def build_model(arm: str, task: str, size: int | None = None) -> SuiteTracker:
     """The model of this arm on this task; `size` is the number of heads (a GRU's width), by default the matched one.
 
     Example:
@@ -93,11 +123,10 @@ def build_model(arm: str, task: str, size: int | None = None) -> Tracker:
     size = matched_size(arm, task) if size is None else size
     problem, (mixer, _, _) = TASKS[task], ARMS[arm]
     width = _WIDTH if MIXERS[mixer].sized else size
-    made = [
-        build_mixer(mixer, width, size, _HEAD_DIM, **_options(mixer, problem)) for _ in range(num_layers(arm, problem))
-    ]
+    layers = range(num_layers(arm, problem))
+    made = [build_mixer(mixer, width, size, problem.head_dim, **_options(mixer, problem.taps(i))) for i in layers]
     layer = made[0] if len(made) == 1 else Layers(made, width)
-    return Tracker(layer, problem.num_tokens, problem.num_classes, width, 4 * width)
+    return SuiteTracker(layer, problem.num_tokens, problem.num_classes, width, 4 * width)
 
 
 def num_layers(arm: str, task: Task) -> int:
@@ -105,11 +134,11 @@ def num_layers(arm: str, task: Task) -> int:
     return ARMS[arm].layers or task.layers
 
 
-def _options(mixer: str, task: Task) -> dict[str, Any]:
+def _options(mixer: str, taps: int) -> dict[str, Any]:
     kind = MIXERS[mixer]
     if not kind.is_delta_rule:
         return {}
-    options: dict[str, Any] = {"conv_size": task.conv_size, "activate": kind.options.get("activate", ())}
+    options: dict[str, Any] = {"conv_size": taps, "activate": kind.options.get("activate", ())}
     return options | ({"gate_init": "spread"} if kind.is_signed else {})
 
 
@@ -121,9 +150,10 @@ def matched_size(arm: str, task: str) -> int:
         >>> matched_size("ckda", "parity"), matched_size("gru", "parity")
         (12, 73)
     """
+    heads = TASKS[task].heads
     if arm == "ckda":
-        return _HEADS
-    wanted, best, size = _count("ckda", task, _HEADS), 1, 1
+        return heads
+    wanted, best, size = _count("ckda", task, heads), 1, 1
     while (count := _count(arm, task, size)) < 2 * wanted:
         if abs(count - wanted) < abs(_count(arm, task, best) - wanted):
             best = size

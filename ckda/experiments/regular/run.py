@@ -43,8 +43,8 @@ SOLVED = 0.99  #: scaled accuracy over :data:`RANGE` from which a seed counts as
 _FIVE = ("ckda", "kda", "deltaproduct2", "gru", "transformer")
 _NEAR, _WORDS, _FAR_WORDS = 256, 128, 32  # words a test up to that length, and beyond
 _TIMED, _WARM = 12, 5  # updates whose time is taken, and those before them
-_BASE = Recipe(batch=128, curriculum=(3, 6, 12, 24, 40), momentum="cycled", block=200)
-_SMOKE: dict[str, Any] = {"steps": 4, "batch": 4, "curriculum": (8, 12), "block": 2}
+_BASE: dict[str, Any] = {"momentum": "cycled", "block": 200}
+_SMOKE: dict[str, Any] = {"steps": 4, "batch": 4, "curriculum": (8, 12), "switches": (), "block": 2}
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class SuiteConfig:
     num_seeds: int = 5
     first_seed: int = 0
     steps: int | None = None  #: None: the task's
-    batch: int | None = None  #: None: 128
+    batch: int | None = None  #: None: the task's
     together: int | None = None  #: runs trained side by side; None: 1, on a GPU 8
     smoke: bool = False  #: a run of seconds that only shows that everything works
     device: str = "auto"
@@ -215,7 +215,10 @@ def collect(folders: Sequence[str | Path], trained_at: str | None = None) -> Sui
 def _job(config: SuiteConfig, name: str, arm: str, device: str) -> _Job:
     task = TASKS[name]
     changes = {k: v for k in ("steps", "batch") if (v := getattr(config, k)) is not None}
-    recipe = Recipe(**asdict(_BASE) | {"steps": task.updates} | (_SMOKE if config.smoke else changes))
+    steps = changes.get("steps", task.updates)
+    own: dict[str, Any] = {"batch": task.batch_size, "curriculum": task.curriculum, "switches": task.switches(steps)}
+    own |= {"penalties": {"closure": task.closure}, "ramp": (0.3, 0.45)} if task.closure else {}
+    recipe = Recipe(**_BASE | own | {"steps": steps} | (_SMOKE if config.smoke else changes))
     seeds = tuple(range(config.first_seed, config.first_seed + config.num_seeds))
     ensemble = Ensemble(partial(build_model, arm, name), task, recipe, seeds, device)
     words = ["smoke"] if config.smoke else [f"{k}={steps_word(v)}" for k, v in changes.items()]
@@ -292,7 +295,8 @@ def _scores(job: _Job, smoke: bool) -> tuple[dict[str, list[float]], dict[str, s
 def _update_ms(job: _Job) -> float:
     """Milliseconds of one update of all seeds at the last training length, nothing else in this process running."""
     trained = job.ensemble
-    recipe = Recipe(**asdict(trained.recipe) | {"steps": _WARM + _TIMED, "curriculum": trained.recipe.curriculum[-1:]})
+    last = {"curriculum": trained.recipe.curriculum[-1:], "switches": ()}
+    recipe = Recipe(**asdict(trained.recipe) | {"steps": _WARM + _TIMED} | last)
     other = Ensemble(partial(build_model, job.arm, job.task.name), job.task, recipe, trained.seeds, trained.device)
     program = Program([other])
     for _ in range(_WARM):

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from ckda.experiments.common.closure import closure
 from ckda.experiments.tracking.task import WordProblem
 from ckda.groups import group
 
@@ -49,12 +50,18 @@ class Task(ABC):
     num_letters: int
     num_classes: int
     layers: int = 1
-    conv_size: int = (
-        0  #: taps of the short convolutions of delta rules; one letter alone does not say what to do if > 0
+    conv_size: int | tuple[int, ...] = (
+        0  #: taps of the short convolutions of delta rules; a tuple has one number a layer
     )
     whole: bool = False  #: whether answers depend on where the word ends, so that each length needs words of its own
     far: bool = True  #: whether there are words of any length
+    heads: int = 12  #: of Complex KDA; other arms have as many as make their parameters about equal
+    head_dim: int = 16  #: channels a head
     updates: int = 1500  #: of the training
+    batch_size: int = 128  #: words an update
+    curriculum: tuple[int, ...] = (3, 6, 12, 24, 40)  #: lengths of the training's words
+    begins: tuple[float, ...] = ()  #: shares of the training after which each next length begins; (): equal stages
+    closure: float = 0.0  #: the weight of :meth:`penalty`, which begins at 30% of the training and is whole at 45%
 
     @property
     def num_tokens(self) -> int:
@@ -65,6 +72,24 @@ class Task(ABC):
     def words(self, size: int, shortest: int, longest: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Letters [size, longest] of words whose lengths are drawn from `shortest` to `longest` where a length matters, and
         every answer [size, longest] that is defined there, :data:`UNASKED` elsewhere."""
+
+    def taps(self, layer: int) -> int:
+        """Of the short convolution of this layer, counted from 0.
+
+        Example:
+            >>> [TASKS["arithmetic"].taps(layer) for layer in range(2)]
+            [0, 4]
+        """
+        return self.conv_size if isinstance(self.conv_size, int) else self.conv_size[layer]
+
+    def switches(self, updates: int) -> tuple[int, ...]:
+        """The updates, counted from 1, at which each next length begins; () for equal stages.
+
+        Example:
+            >>> TASKS["parity"].switches(1500), len(TASKS["arithmetic"].switches(1500))
+            ((), 4)
+        """
+        return tuple(1 + round(share * updates) for share in self.begins)
 
     @property
     def chance(self) -> float:
@@ -90,6 +115,20 @@ class Task(ABC):
         rows, labels = output[:, :, 1:].flatten(0, 2), y.flatten()
         each = cross_entropy(rows, labels, reduction="none", ignore_index=UNASKED, label_smoothing=SMOOTHING)
         return each.view_as(y).sum((1, 2)) / asked.sum((1, 2))
+
+    def settled(self, x: Tensor) -> Tensor:
+        """After which letters the letter and the answer say all that a model has to know; like x."""
+        return torch.ones_like(x, dtype=torch.bool)
+
+    def penalty(self, name: str, trace: dict[str, Tensor], y: Tensor) -> Tensor:
+        """[R] "closure": equal letter and equal answer, equal readout in every layer, where :meth:`settled` says so."""
+        if name != "closure":
+            raise ValueError(f"there is no penalty {name!r}; there is 'closure'")
+        x = trace["x"][:, :, 1:]
+        kept = self.settled(x) & (y != UNASKED)
+        none = self.num_letters * self.num_classes
+        label = torch.where(kept, x * self.num_classes + y, none)
+        return closure(trace["o"][:, :, 1:] * kept[..., None, None], label, none + 1)
 
     def key(self) -> dict[str, Any]:
         """What two runs must agree on."""
@@ -135,14 +174,20 @@ def _apply(op: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 class Arithmetic(Task):
-    """Digits and +, -, * by turns, products first; there is an answer after every digit."""
+    """Digits and +, -, * by turns, products first: the value of what was read; an operation does not change it.
+
+    Two layers can do it exactly. The first multiplies: 1 to 4 are i^n under multiplication, so a digit turns a pair of channels by
+    n quarters, 0 empties it, + and - empty it and write 1 or -1 for the next digit to multiply, * does nothing. No letter has to
+    see another one, so this layer has no convolution. The second adds: at + and - it turns a pair by fifths of a circle, as many as
+    the finished product says, which stands one letter back: it has one.
+    """
 
     def words(self, size: int, shortest: int, longest: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         digits = _random(_MODULUS, (size, (longest + 1) // 2), generator)
         ops = _PLUS + _random(3, (size, longest // 2), generator)
         x = digits.new_empty(size, longest)
         x[:, ::2], x[:, 1::2] = digits, ops
-        y = torch.full_like(x, UNASKED)
+        y = torch.empty_like(x)
         before, term = torch.zeros_like(digits[:, 0]), digits[:, 0]  # the finished terms, and the one that may grow
         y[:, 0] = term
         for i in range(1, digits.shape[1]):
@@ -151,7 +196,12 @@ class Arithmetic(Task):
             before = torch.where(product, before, before + term)
             term = torch.where(product, term * digit, torch.where(op == _MINUS, -digit, digit)) % _MODULUS
             y[:, 2 * i] = (before + term) % _MODULUS
+        y[:, 1::2] = y[:, ::2][:, : longest // 2]
         return x, y
+
+    def settled(self, x: Tensor) -> Tensor:
+        """After + and -: a finished product is all in the sum."""
+        return (x == _PLUS) | (x == _MINUS)
 
 
 class Brackets(Task):
@@ -291,9 +341,22 @@ TASKS: dict[str, Task] = {
     task.name: task
     for task in (
         Parity("parity", 2, 2),
-        EvenPairs("even-pairs", 2, 2, conv_size=4),
+        EvenPairs("even-pairs", 2, 2, conv_size=4, updates=600, batch_size=64),
         CycleNavigation("cycle", 3, _MODULUS),
-        Arithmetic("arithmetic", 8, _MODULUS, layers=2, conv_size=4, updates=3000),
+        Arithmetic(
+            "arithmetic",
+            8,
+            _MODULUS,
+            layers=2,
+            conv_size=(0, 4),
+            heads=6,
+            head_dim=8,
+            updates=3000,
+            batch_size=64,
+            curriculum=(4, 8, 16, 24, 40),
+            closure=1.0,
+            begins=(0.06, 0.14, 0.24, 0.34),
+        ),
         Brackets("brackets", 11, _MODULUS, layers=2, conv_size=4, whole=True),
         Permutations("S5", 2, 120),
         Trace("trace", 2 * _VARIABLES + 2, 2 * _VARIABLES + 2, conv_size=4),

@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping
 from textwrap import wrap
 from typing import Any
 
+import torch
+
 from ckda.experiments.common.show import ARMS
 from ckda.experiments.tracking.recipes import SHORTER
 from ckda.experiments.tracking.run import TrackResult, TrackRun
-from ckda.layers.complex_kda import RANGES
+from ckda.layers.complex_kda import RANGES, ComplexKDA
 from ckda.page import empty_figure
 
 __all__ = [
@@ -18,6 +20,7 @@ __all__ = [
     "cups_strip",
     "extrapolation_figure",
     "groups_figure",
+    "initialization_figure",
     "mechanism_figure",
     "published",
     "quaternions_figure",
@@ -64,6 +67,37 @@ def extrapolation_figure(scores: Mapping[str, Mapping[int, float]], trained_to: 
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8.5, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
+
+
+def initialization_figure(layers: int = 32, tokens: int = 256) -> Any:
+    """The gates and learning rates with which Complex KDA starts, standard and spread (fig:initialization).
+
+    Drawn from `layers` layers of the paper's tracker, each on `tokens` inputs with independent normal coordinates.
+    """
+    figure = empty_figure(figsize=(7.6, 2.8))
+    for column, (axes, values) in enumerate(zip(figure.subplots(1, 2), _starts(layers, tokens), strict=True)):
+        low, symbol, what = ((-1, "α", "gate"), (0, "β", "learning rate"))[column]
+        for (start, numbers), colour in zip(values.items(), ("#9aa5b1", "#16548c"), strict=True):
+            axes.hist(numbers, bins=80, range=(low, low + 2), density=True, alpha=0.6, color=colour, label=start)
+        axes.set(xlabel=f"{what} {symbol}", yticks=[])
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=8, loc="upper center")
+    return figure
+
+
+@torch.no_grad()
+def _starts(layers: int, tokens: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Gates and learning rates as numpy arrays, by the start's name."""
+    gates: dict[str, Any] = {}
+    rates: dict[str, Any] = {}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for start in ("standard", "spread"):
+            options: dict[str, Any] = {"gate_init": start, "beta_init": start, "conv_size": 0, "activate": ()}
+            made = [ComplexKDA(48, 12, 16, **options).transitions(torch.randn(1, tokens, 48)) for _ in range(layers)]
+            gates[start] = torch.cat([one.alpha.flatten() for one in made]).numpy()
+            rates[start] = torch.cat([one.beta.flatten() for one in made]).numpy()
+    return gates, rates
 
 
 def published(run: TrackRun) -> tuple[float, float, float] | None:

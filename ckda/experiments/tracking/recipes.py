@@ -116,7 +116,11 @@ def _penalties() -> dict[str, Change]:
     }
     about = "the letters' maps of the state are pulled towards those of a finite group"
     late: dict[str, Any] = {"penalties": {"closure": 0.1, "defect": 0.01}, "ramp": (0.5, 0.6)}
+    strong: dict[str, Any] = {"penalties": {"closure": 1.0}, "ramp": (0.3, 0.5)}
     return made | {
+        "closure-strong-late": Change(
+            "the closure penalty alone, ten times as strong, from 30% of the training on, in full force at half", strong
+        ),
         "closure-late": Change("the closure and orthogonality penalties once the training is half over", late),
         "relations": Change(
             f"once the training is half over, {about}", {"penalties": {"relations": 1.0}, "ramp": (0.55, 0.65)}
@@ -164,6 +168,10 @@ RECIPES = Book(
         "closed": (
             "penalty=closure+steps=3600+batch=128+keep=3-of-8-at-0.25+momentum=0.95",
             "the closure penalty, the best three of eight seeds: S3 far beyond the training length",
+        ),
+        "exact": (
+            "penalty=closure-strong-late+smoothing=0.1+heads=8x4+steps=2k+batch=64",
+            "smoothed labels, then a strong closure penalty, eight small heads: S3 far beyond the training length, no seed dropped",
         ),
         "orthogonal": (
             "init=orthogonal-quarter+curriculum=from-2+heads=48x4+steps=15k+batch=256+momentum=0.95",

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ckda.command import pick_device
-from ckda.experiments.common.store import Store, collect_records, plain, stacked_parameters
+from ckda.experiments.common.store import Store, collect_records, plain, save_weights, stacked_parameters
 from ckda.experiments.tracking import shuffled_objects
 from ckda.experiments.tracking.model import Tracker, build_tracker
 from ckda.experiments.tracking.penalties import check_penalties
@@ -34,7 +34,18 @@ from ckda.train.loop import loss_words
 from ckda.train.recipe import steps_word
 from ckda.train.weights import places_of, read_weights
 
-__all__ = ["FAR_LENGTHS", "LENGTHS", "TrackConfig", "TrackResult", "TrackRun", "best_seed", "collect", "run", "title"]
+__all__ = [
+    "FAR_LENGTHS",
+    "LENGTHS",
+    "TrackConfig",
+    "TrackResult",
+    "TrackRun",
+    "best_seed",
+    "collect",
+    "keep_replica",
+    "run",
+    "title",
+]
 
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
 #: what a GPU is asked besides; far words are fewer (:data:`_FAR_WORDS`)
@@ -490,3 +501,14 @@ def load_replica(path: str | Path, seed: int | None = None) -> tuple[dict[str, A
     except (RuntimeError, KeyError, TypeError, IndexError) as error:
         raise ValueError(f"{path} holds no weights of `ckda track`; give a file runs/NAME.pt") from error
     return about | {"seed": chosen}, task, model
+
+
+def keep_replica(path: str | Path, folder: str | Path, seed: int | None = None) -> Path:
+    """Leave one seed (None: the best one) of a file runs/NAME.pt in `folder` as NAME.seedN.pt; returns its path."""
+    saved = read_weights(path, "ckda track", ("group", "mixer", "recipe", "best", "model"))
+    chosen = saved["seeds"][saved["best"]] if seed is None else seed
+    (place,) = places_of([chosen], saved, path)
+    one = {name: p[place : place + 1].clone() for name, p in saved["parameters"].items()}
+    out = Path(folder) / f"{Path(path).stem}.seed{chosen}.pt"
+    save_weights(out, saved | {"seeds": [chosen], "best": 0, "parameters": one})
+    return out

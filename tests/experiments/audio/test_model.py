@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ckda.experiments.audio.inspect import spectra, told_apart
-from ckda.experiments.audio.model import ARMS, build, wind
+from ckda.experiments.audio.model import ARMS, build, fan, wind
 from ckda.experiments.audio.task import Continuation, cut, groove
 from ckda.train import Ensemble, Recipe
 
@@ -99,6 +99,35 @@ def test_a_clock_turns_as_it_is_wound(seed):
     assert torch.count_nonzero(model.mixer.v_proj(model.blank())) == 0
     with pytest.raises(ValueError, match="only Complex KDA"):
         wind(build("kda-beta2"))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_fan_has_one_rate_in_each_part_of_the_range(seed):
+    torch.manual_seed(seed)
+    heads = spectra(fan(build("ckda")), 32)
+    assert all(head["modulus"] > 0.98 for head in heads)
+    assert sorted(int(head["turns"] / 2) for head in heads) == list(range(8))
+    assert any(abs(head["turns"] - round(head["turns"])) > 0.05 for head in heads), "nothing in it knows the loop"
+
+
+@pytest.mark.parametrize("trace", [False, True])
+def test_silence_by_powers_is_the_recurrence(trace):
+    torch.manual_seed(0)
+    model = fan(build("ckda")).double()
+    x = torch.randn(3, 50, 64, dtype=torch.float64)
+    x[:, 8:] = 0
+    plain = model(x, trace=True)
+    model.cue = 8
+    fast = model(x, trace=trace)
+    torch.testing.assert_close(fast[0] if trace else fast, plain[0], rtol=1e-7, atol=1e-9)
+    gradients = []
+    for cue in (0, 8):
+        model.cue = cue
+        gradients.append(torch.autograd.grad(model(x).square().sum(), list(model.parameters())))
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+    if trace:
+        torch.testing.assert_close(fast[1]["o"], plain[1]["o"], rtol=1e-7, atol=1e-9)
 
 
 def test_an_unknown_arm_is_named():

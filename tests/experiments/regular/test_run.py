@@ -33,6 +33,36 @@ def test_a_word_in_pieces_is_the_word(arm, task):
     torch.testing.assert_close(torch.cat([first, rest], 1), model(x), rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("arm", ["ckda", "deltaproduct2", "gru", "transformer"])
+def test_a_trace_changes_nothing_and_has_every_readout(arm):
+    torch.manual_seed(0)
+    model, task = build_model(arm, "arithmetic").double(), TASKS["arithmetic"]
+    x, y = task.batch(3, 16, torch.Generator().manual_seed(0))
+    logits, seen = model(x, trace=True)
+    torch.testing.assert_close(logits, model(x), rtol=1e-9, atol=1e-11)
+    assert seen["o"].shape[:2] == x.shape
+    assert seen["o"].shape[2] == 2 * (matched_size(arm, "arithmetic") if arm in ("ckda", "deltaproduct2") else 1)
+    assert task.penalty("closure", {"x": x[None], "o": seen["o"][None]}, y[None]).item() > 0
+
+
+def test_the_closure_penalty_is_zero_where_readouts_are_functions_of_letter_and_answer():
+    task = TASKS["arithmetic"]
+    x, y = task.batch(8, 40, torch.Generator().manual_seed(0))
+    settled = task.settled(x[:, 1:])
+    assert set(x[:, 1:][settled].tolist()) == {5, 6}
+    table = torch.randn(8, 5, 2, 3)
+    o = torch.cat([torch.randn(8, 1, 2, 3), table[x[:, 1:], y]], 1)
+    seen = {
+        "x": x[None],
+        "o": torch.where(torch.cat([settled[:, :1], settled], 1)[..., None, None], o, torch.randn_like(o))[None],
+    }
+    assert task.penalty("closure", seen, y[None]).item() < 1e-12
+    seen["o"] = seen["o"] * torch.linspace(1, 2, 41).view(1, 1, -1, 1, 1)
+    assert task.penalty("closure", seen, y[None]).item() > 1e-3
+    with pytest.raises(ValueError, match="there is 'closure'"):
+        task.penalty("turns", seen, y[None])
+
+
 def test_the_command_trains_scores_and_goes_on(tmp_path, capsys):
     command = [
         "track",

@@ -35,7 +35,7 @@ def test_arithmetic_is_what_python_says():
     for word, answers in zip(x.tolist(), y.tolist(), strict=True):
         text = "".join(SYMBOLS[letter] for letter in word)
         for t, answer in enumerate(answers):
-            assert answer == (UNASKED if t % 2 else eval(text[: t + 1]) % 5)
+            assert answer == eval(text[: t + 1 - t % 2]) % 5, "an operation does not change the value"
 
 
 def test_bracketed_expressions_are_what_python_says():

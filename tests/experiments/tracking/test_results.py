@@ -9,9 +9,16 @@ import pytest
 import torch
 
 from ckda.cli import main
-from ckda.experiments.tracking.figures import PUBLISHED, groups_figure, mechanism_figure, quaternions_figure
+from ckda.experiments.tracking.figures import (
+    PUBLISHED,
+    _starts,
+    groups_figure,
+    initialization_figure,
+    mechanism_figure,
+    quaternions_figure,
+)
 from ckda.experiments.tracking.lottery import lottery
-from ckda.experiments.tracking.run import TrackRun, collect, load_replica, title
+from ckda.experiments.tracking.run import TrackRun, collect, keep_replica, load_replica, title
 
 ROOT = Path(__file__).parents[3]
 KEPT = ROOT / "results/tracking"
@@ -196,3 +203,27 @@ def test_kept_weights_are_read_and_right_at_the_training_length(seed):
     x, y = task.batch(32, 32, torch.Generator().manual_seed(seed))
     with torch.no_grad():
         assert (model(x)[:, 1:].argmax(-1) == y).double().mean() > 0.99
+
+
+def test_one_seed_of_a_run_is_kept(tmp_path):
+    path = KEPT / "paper/weights/S4-ckda.seed18.pt"
+    saved = torch.load(path, weights_only=True)
+    two = {name: torch.cat([torch.zeros_like(p), p]) for name, p in saved["parameters"].items()}
+    torch.save(saved | {"seeds": [3, 18], "best": 1, "parameters": two}, tmp_path / "S4-ckda.pt")
+    kept = keep_replica(tmp_path / "S4-ckda.pt", tmp_path / "kept")
+    assert kept.name == "S4-ckda.seed18.pt"
+    for (_, _, one), (_, _, other) in [(load_replica(kept), load_replica(path))]:
+        assert all(torch.equal(p, q) for p, q in zip(one.parameters(), other.parameters(), strict=True))
+    assert keep_replica(tmp_path / "S4-ckda.pt", tmp_path, 3).name == "S4-ckda.seed3.pt"
+
+
+def test_spreads_are_what_the_paper_says():
+    """Half of the gates negative; learning rates with two modes near .5 and 1.5 (app:initialization)."""
+    gates, rates = _starts(4, 64)
+    assert (gates["standard"] > 0).all()
+    assert (gates["spread"] < 0).mean() == pytest.approx(0.5, abs=0.1)
+    assert abs(rates["standard"] - 1).mean() < 0.3
+    low = rates["spread"] < 1
+    assert rates["spread"][low].mean() == pytest.approx(0.5, abs=0.2)
+    assert rates["spread"][~low].mean() == pytest.approx(1.5, abs=0.2)
+    assert len(initialization_figure(2, 8).axes) == 2
