@@ -38,7 +38,7 @@ SMOOTHING = 0.1
 class DemoConfig:
     """How much is trained, and where."""
 
-    steps: int = 600
+    steps: int = 1000
     batch: int = 64
     seed: int = 0
     smoke: bool = False

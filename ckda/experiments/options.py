@@ -25,7 +25,7 @@ __all__ = ["add_audio", "add_demo", "add_inspect_audio", "add_inspect_horizon", 
 def add_demo(parser: Parser) -> None:
     """The options of ``ckda demo``."""
     add_common_arguments(parser, "runs/demo")
-    parser.add_argument("--steps", type=count, default=600, help="updates of each arm (default: %(default)s)")
+    parser.add_argument("--steps", type=count, default=1000, help="updates of each arm (default: %(default)s)")
     parser.add_argument("--batch", type=count, default=64, help="words an update (default: %(default)s)")
     parser.add_argument("--fresh", action="store_true", help="train anew, in the place of what is in --out")
 
