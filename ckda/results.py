@@ -65,6 +65,12 @@ def _words(path: Path) -> None:
     _save(path, groups_figure(replace(both, runs=both.runs | theory.runs)))
 
 
+def _initialization(path: Path) -> None:
+    from ckda.experiments.tracking.figures import initialization_figure
+
+    _save(path, initialization_figure())
+
+
 def _horizon(path: Path) -> None:
     from ckda.experiments.tracking.horizon import horizon_figure
 
@@ -171,7 +177,9 @@ _DRAW: dict[str, Callable[[Path], None]] = {
     "tracking/*/runs": lambda path: _tracking(path.parent),
     "tracking/paper/words.png": _words,
     "tracking/horizon/horizon.png": _horizon,
+    "tracking/paper/initialization.png": _initialization,
     "regular/runs": lambda path: _regular(path.parent),
+    "regular/revised/runs": lambda path: _regular(path.parent),
     "tracking/random-keys/600_cell.png": _600_cell,
     "tracking/inspect/*.quaternions.png": _quaternions,
     "tracking/inspect/*.png": _mechanism,

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ckda.cli import main
+from ckda.experiments.tracking.comparison import ROWS, comparison
 from ckda.experiments.tracking.figures import (
     PUBLISHED,
     _starts,
@@ -19,6 +20,7 @@ from ckda.experiments.tracking.figures import (
 )
 from ckda.experiments.tracking.lottery import lottery
 from ckda.experiments.tracking.run import TrackRun, collect, keep_replica, load_replica, title
+from ckda.page import markdown_table
 
 ROOT = Path(__file__).parents[3]
 KEPT = ROOT / "results/tracking"
@@ -227,3 +229,12 @@ def test_spreads_are_what_the_paper_says():
     assert rates["spread"][low].mean() == pytest.approx(0.5, abs=0.2)
     assert rates["spread"][~low].mean() == pytest.approx(1.5, abs=0.2)
     assert len(initialization_figure(2, 8).axes) == 2
+
+
+def test_the_paper_s_figures_beside_our_records():
+    """Every cell of fig:group_word_problems and fig:group_word_problems_baselines is in the README, or why it is not."""
+    head, rows = comparison(KEPT)
+    assert markdown_table(head, rows) in (KEPT / "README.md").read_text()
+    assert {(row.group, row.arm) for row in ROWS} >= {(group, arm) for group in PUBLISHED for arm in PUBLISHED[group]}
+    for row, cells in zip(ROWS, rows, strict=True):
+        assert all(cells[2:8]) or row.why, "an empty cell says why"
