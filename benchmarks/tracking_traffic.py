@@ -21,7 +21,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ckda.experiments.tracking.fast import mixer as fast
+from ckda.experiments.tracking.fast import words as fast
 from ckda.experiments.tracking.model import Tracker, build_tracker
 from ckda.experiments.tracking.task import WordProblem
 from ckda.layers.gated_norm import HeadNorm, gated_norm

@@ -66,7 +66,7 @@ def add_track(parser: Parser) -> None:
     speed.add_argument(
         "--by-token",
         action="store_true",
-        help="on a GPU: project every token by itself, not each symbol once (two to three times slower)",
+        help="project every token by itself, not each symbol once (two to three times slower)",
     )
     speed.add_argument(
         "--yes", action="store_true", help="go on even if it takes more than a day and no terminal is there"

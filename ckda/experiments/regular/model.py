@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ckda.experiments.regular.tasks import TASKS, Task
+from ckda.experiments.tracking.fast import words as fast
 from ckda.experiments.tracking.model import Tracker
 from ckda.layers.mixers import MIXERS, build_mixer
 
@@ -65,9 +66,13 @@ class Layers(nn.Module):
         """x [B, T, d] -> [B, T, d]."""
         return self.trace(x)[0]
 
-    def trace(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """:meth:`forward`, and what the mixers read from their states, [B, T, H, V] with all heads in a row (:func:`traced`)."""
-        added, o = traced(self.mixers[0], x)
+    def trace(self, x: Tensor, first: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """:meth:`forward`, and what the mixers read from their states, [B, T, H, V] with all heads in a row (:func:`traced`).
+
+        Args:
+            first: what :func:`traced` gives for the first mixer, if it is known.
+        """
+        added, o = traced(self.mixers[0], x) if first is None else first
         read = [o]
         for mixer, feed, norm in zip(self.mixers[1:], self.feeds, self.norms, strict=True):
             added = added + feed(x + added)
@@ -106,11 +111,17 @@ class SuiteTracker(Tracker):
 
     def forward(self, tokens: Tensor, trace: bool = False) -> Any:
         """tokens [B, T] -> logits [B, T, n]; with `trace` also the tokens x and the layers' readouts o [B, T, H, V]."""
-        if not trace:
+        layers = self.mixer if isinstance(self.mixer, Layers) else None
+        if layers is None and not trace:
             return super().forward(tokens)
-        x = self.embedding(tokens)
-        added, o = traced(self.mixer, x)
-        return self.decode(x + added), {"x": tokens, "o": o}
+        x, first = self.embedding(tokens), None
+        mixer = self.mixer if layers is None else layers.mixers[0]
+        if self.by_symbol and fast.serves(mixer, tokens, self.embedding.num_embeddings):
+            o = fast.read_words(mixer, self.embedding.weight, tokens)
+            first = fast.write_out_words(mixer, o, self.embedding.weight, tokens), o
+        added, o = (first or traced(mixer, x)) if layers is None else layers.trace(x, first)
+        logits = self.decode(x + added)
+        return (logits, {"x": tokens, "o": o}) if trace else logits
 
 
 def build_model(arm: str, task: str, size: int | None = None) -> SuiteTracker:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ckda.experiments.tracking.fast import mixer as fast
+from ckda.experiments.tracking.fast import words as fast
 from ckda.experiments.tracking.fast.readout import bias_gelu, norm_of_words
 from ckda.groups import FiniteGroup, from_table, hamilton, isomorphism
 from ckda.layers.mixers import MIXERS, build_mixer
@@ -27,7 +27,7 @@ class Tracker(nn.Module):
         num_tokens: the group's order and one for the begin token. num_classes: the group's order.
 
     Attributes:
-        by_symbol: on a GPU, project each symbol once instead of every token, where the mixer can.
+        by_symbol: project each symbol once instead of every token, where the mixer can.
 
     Example:
         >>> from ckda import ComplexKDA
@@ -68,7 +68,7 @@ class Tracker(nn.Module):
 
     def _reads_words(self, tokens: Tensor) -> bool:
         """Whether the mixer is given a table and letters rather than a row a token."""
-        return self.by_symbol and tokens.is_cuda and fast.serves(self.mixer, tokens, self.embedding.num_embeddings)
+        return self.by_symbol and fast.serves(self.mixer, tokens, self.embedding.num_embeddings)
 
     def symbols(self) -> dict[str, Tensor]:
         """alpha, beta, A, b and start of :meth:`forward`'s trace: what each input symbol does to the state."""
@@ -96,10 +96,12 @@ class Tracker(nn.Module):
         return self.classifier(self.readout(self.norm(x)))
 
     def _decode_words(self, o: Tensor, tokens: Tensor) -> Tensor:
-        """:meth:`decode` after the mixer's readout o [B, T, H, V], in fewer and larger kernels."""
+        """:meth:`decode` after the mixer's readout o [B, T, H, V]; on a GPU in fewer and larger kernels."""
         table, first = self.embedding.weight, self.readout[0]
         assert isinstance(first, nn.Linear)
         y = fast.write_out_words(self.mixer, o, table, tokens)
+        if not tokens.is_cuda:
+            return self.decode(fast.rows_of(table, tokens) + y)
         z = norm_of_words(y, table, tokens, self.norm.weight, self.norm.bias, self.norm.eps)
         return self.classifier(bias_gelu(product(z, first.weight), first.bias))
 

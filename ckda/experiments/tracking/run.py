@@ -70,7 +70,7 @@ class TrackConfig:
     words: int = 256  #: of a test; at most 32 beyond length 512
     begin: str | None = None  #: a file runs/NAME.pt to begin from
     together: int | None = None  #: runs trained side by side; None: 1, on a GPU 8
-    by_symbol: bool = True  #: on a GPU project each symbol once, not every token
+    by_symbol: bool = True  #: project each symbol once, not every token
     smoke: bool = False  #: a run of seconds that only shows that everything works
     device: str = "auto"
     out: str | Path = "runs/track"

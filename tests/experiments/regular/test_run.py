@@ -45,6 +45,22 @@ def test_a_trace_changes_nothing_and_has_every_readout(arm):
     assert task.penalty("closure", {"x": x[None], "o": seen["o"][None]}, y[None]).item() > 0
 
 
+@pytest.mark.parametrize("task", ["arithmetic", "parity"])
+def test_a_first_layer_by_symbol_is_the_layer(task):
+    """In float32, where each symbol is projected once, as where every token is: readouts and gradients."""
+    torch.manual_seed(0)
+    model = build_model("ckda", task)
+    x, _ = TASKS[task].batch(3, 16, torch.Generator().manual_seed(0))
+    found = []
+    for model.by_symbol in (True, False):
+        logits, seen = model(x, trace=True)
+        torch.testing.assert_close(logits, model(x), rtol=1e-4, atol=1e-5)
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        found.append((logits, seen["o"], *torch.autograd.grad(logits.square().sum(), parameters)))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3 * b.abs().max().item())
+
+
 def test_the_closure_penalty_is_zero_where_readouts_are_functions_of_letter_and_answer():
     task = TASKS["arithmetic"]
     x, y = task.batch(8, 40, torch.Generator().manual_seed(0))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ckda import complex_kda
-from ckda.experiments.tracking.fast import mixer as mixer_words
+from ckda.experiments.tracking.fast import words
 from ckda.experiments.tracking.fast.words import (
     MOST_ROWS,
     Options,
@@ -27,7 +27,7 @@ from ckda.experiments.tracking.fast.words import (
     torch_tables,
     torch_tables_backward,
 )
-from ckda.experiments.tracking.model import Tracker, build_tracker
+from ckda.experiments.tracking.model import build_tracker
 from ckda.experiments.tracking.task import WordProblem
 from ckda.layers import ComplexKDA
 from ckda.train import Ensemble, Recipe
@@ -71,6 +71,18 @@ def test_it_is_the_operator_on_the_rows(gate, beta_range, normalize):
         torch.testing.assert_close(a, b)
 
 
+def test_words_are_cut_where_the_states_are_many(monkeypatch):
+    """One word at a time: the same numbers, and the same sums but for rounding."""
+    torch.manual_seed(0)
+    x = Tables(*(torch.randn(6, 5, size, dtype=torch.float64) for size in (4, 4, 4, 3)), torch.rand(6, 5).double())
+    tokens = torch.randint(5, (2, 7, 9))
+    whole = torch_forward(x, tokens)
+    gradient = torch_backward(*whole, x, tokens)
+    monkeypatch.setattr(words, "_STATE_NUMBERS", 1)
+    assert all(torch.equal(a, b) for a, b in zip(torch_forward(x, tokens), whole, strict=True))
+    torch.testing.assert_close(torch_backward(*whole, x, tokens), gradient)
+
+
 def test_rows_are_an_embedding():
     table, tokens = torch.randn(2, 6, 3, dtype=torch.float64, requires_grad=True), torch.randint(6, (2, 5, 13))
     found = torch.vmap(rows_of)(table, tokens)
@@ -96,7 +108,7 @@ def test_sums_are_the_same_bits_again():
 
 def check_kernels(device, R, B, T, H, n, K, V, gate, beta_range, normalize):
     """Every kernel against the plain operations in float64."""
-    from ckda.experiments.tracking.fast import words_kernels as words
+    from ckda.experiments.tracking.fast import words_kernels as kernels
 
     torch.manual_seed(0)
     raw = draw(R, n, H, K, V, gate, torch.float32, device)
@@ -104,25 +116,25 @@ def check_kernels(device, R, B, T, H, n, K, V, gate, beta_range, normalize):
     options = Options(gate, beta_range, normalize, K**-0.5)
     close = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-4, check_dtype=False)
     wanted_tables = torch_tables(exact, options)
-    tables = words.tables(raw, options)
+    tables = kernels.tables(raw, options)
     for a, b in zip(tables, wanted_tables, strict=True):
         close(a, b)
     if not normalize:  # keys of length 1, or the state grows
         tables[1] /= tables[1].norm(dim=-1, keepdim=True)
     x = Tables(*(y.double() for y in tables))
     tokens = torch.randint(n, (R, B, T), device=device)
-    o, r = words.forward(Tables(*tables), tokens)
+    o, r = kernels.forward(Tables(*tables), tokens)
     wanted_o, wanted_r = torch_forward(x, tokens)
     close(o, wanted_o)
     close(r, wanted_r)
     do, num = torch.randn_like(o), H * (3 * K + V + 1)
-    found = words.backward(do, r, Tables(*tables), tokens)[..., :num]
+    found = sum_by_symbol(kernels.backward(do, r, Tables(*tables), tokens), tokens.flatten(1), n)[..., :num]
     close(found, torch_backward(do.double(), wanted_r, x, tokens)[..., :num], atol=1e-3)
     rows = torch.randn(R, 70, 50, device=device)
     letters = torch.randint(n, (R, 70), device=device)
-    close(words.sum_by_symbol(rows, letters, n), torch_sum_by_symbol(rows.double(), letters, n))
-    sums = torch.randn(R, n, words._rows(x, tokens).shape[-1], device=device)
-    parts = words.tables_backward(sums, raw, options)
+    close(kernels.sum_by_symbol(rows, letters, n), torch_sum_by_symbol(rows.double(), letters, n))
+    sums = torch.randn(R, n, kernels._rows(x, tokens).shape[-1], device=device)
+    parts = kernels.tables_backward(sums, raw, options)
     for a, b in zip(parts, torch_tables_backward(sums.double(), exact, options), strict=True):
         assert (a is None) == (b is None)
         if a is not None:  # dlog is no gradient of a real loss here: where alpha is small that of g is large
@@ -150,11 +162,8 @@ def test_kernels_on_a_gpu(shape, gate, beta_range, normalize):
 # Training ---------------------------------------------------------------------------------------------------------------
 
 
-def trained(monkeypatch, words, mixer="ckda", device="cpu", seeds=(0, 1), **changes):
+def trained(words, mixer="ckda", device="cpu", seeds=(0, 1), **changes):
     """Losses of some updates, words looked up by symbol or every token projected."""
-    monkeypatch.setattr(
-        Tracker, "_reads_words", lambda model, _: model.by_symbol and mixer_words.is_by_symbol(model.mixer)
-    )
     task = WordProblem.named("S3")
     recipe = Recipe(**{"steps": 6, "batch": 8, "curriculum": (5,)} | changes)
     ensemble = Ensemble(partial(build_tracker, mixer, task, by_symbol=words), task, recipe, seeds, device)
@@ -162,13 +171,13 @@ def trained(monkeypatch, words, mixer="ckda", device="cpu", seeds=(0, 1), **chan
 
 
 @pytest.mark.parametrize("mixer", ["ckda", "kda", "gdn", "deltanet"])
-def test_training_is_the_same(monkeypatch, mixer):
-    found, wanted = (trained(monkeypatch, words, mixer) for words in (True, False))
+def test_training_is_the_same(mixer):
+    found, wanted = (trained(words, mixer) for words in (True, False))
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
 
 
-def test_training_with_a_penalty_is_the_same(monkeypatch):
-    found, wanted = (trained(monkeypatch, words, penalties={"closure": 0.1}) for words in (True, False))
+def test_training_with_a_penalty_is_the_same():
+    found, wanted = (trained(words, penalties={"closure": 0.1}) for words in (True, False))
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
 
 
@@ -187,27 +196,29 @@ def test_the_kernels_take_float32_alone():
 
 
 def test_who_reads_words():
-    """Never off a GPU; elsewhere layers whose tokens stand for themselves, of an alphabet that the kernels hold."""
+    """Layers whose tokens stand for themselves, of an alphabet that the kernels hold."""
     tokens = torch.zeros(2, 5, dtype=torch.long)
     there = tokens.as_subclass(OnCard)
     task = WordProblem.named("S3")
     by_symbol = {}
     for name in ("ckda", "gdn", "ckda-separate", "deltaproduct2"):
         mixer = build_tracker(name, task).mixer
-        assert not mixer_words.serves(mixer, tokens, 7)
-        assert not mixer_words.serves(mixer, there, MOST_ROWS + 1)
-        by_symbol[name] = mixer_words.is_by_symbol(mixer)
-        assert mixer_words.serves(mixer, there, MOST_ROWS) == by_symbol[name]
+        by_symbol[name] = words.is_by_symbol(mixer)
+        for where in (tokens, there):
+            assert not words.serves(mixer, where, MOST_ROWS + 1)
+            assert words.serves(mixer, where, MOST_ROWS) == by_symbol[name]
     assert by_symbol == {"ckda": True, "gdn": True, "ckda-separate": False, "deltaproduct2": False}
-    assert not mixer_words.is_by_symbol(ComplexKDA(8, 1, 4))  # its convolution looks back
-    assert not mixer_words.is_by_symbol(ComplexKDA(8, 1, 4, conv_size=0, initial_state="learned"))
+    assert not words.is_by_symbol(ComplexKDA(8, 1, 4))  # its convolution looks back
+    assert not words.is_by_symbol(ComplexKDA(8, 1, 4, conv_size=0, initial_state="learned"))
+    assert not words.serves(ComplexKDA(8, 1, 4, conv_size=0, backend="reference"), tokens, 7)
+    assert not words.serves(ComplexKDA(8, 1, 4, conv_size=0).double(), tokens, 7)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("mixer", ["ckda", "gdn"])
-def test_training_on_a_gpu_is_the_same(monkeypatch, mixer):
+def test_training_on_a_gpu_is_the_same(mixer):
     options = {"device": "cuda", "seeds": (0, 1, 2), "batch": 64, "curriculum": (16,)}
-    found, wanted = (trained(monkeypatch, words, mixer, **options) for words in (True, False))
+    found, wanted = (trained(words, mixer, **options) for words in (True, False))
     torch.testing.assert_close(found, wanted, rtol=2e-3, atol=2e-4)
 
 

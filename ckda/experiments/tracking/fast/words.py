@@ -7,22 +7,29 @@ evaluated on the tables, the recurrence looks rows up, and the gradients of a sy
 Legend: R replicas (of a vmap; 1 without), n symbols, B words, T letters, H heads, K and V their widths.
 """
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ckda.layers.complex_kda import ComplexKDA
+from ckda.layers.gated_delta import GatedDeltaNet
 from ckda.ops.call import Call, Prepared, Raw, prepare, prepare_backward
-from ckda.ops.triton import HAS_TRITON
+from ckda.ops.triton import HAS_TRITON, SHORT, SMALL_HEAD
 
 __all__ = [
     "MOST_ROWS",
     "complex_kda_words",
     "fold_mapped",
+    "is_by_symbol",
+    "read_words",
     "rows_of",
+    "serves",
     "sum_by_symbol",
     "torch_backward",
     "torch_forward",
+    "write_out_words",
 ]
 
 MOST_ROWS = 128  # of a table: for more symbols the kernels that make one have too few registers
@@ -136,58 +143,94 @@ class Tables(NamedTuple):
     rho: Tensor  #: [R * H, n] beta / |k|^2
 
 
+class _Part(NamedTuple):
+    """Some words of one replica, as the loops over their letters read them: every operation runs along words, then heads."""
+
+    replica: int
+    words: slice
+    is_symbol: Tensor  #: [T, n, b] one where a word has this symbol there, else zero
+    looked_up: Tables  #: [T, D, H, b] each, D the width of the table (1 of rho)
+
+
+_STATE_NUMBERS = 1 << 18  # of a part, all its words and heads together: a megabyte, a core's own cache
+
+
+def _parts(x: Tables, tokens: Tensor) -> Iterator[_Part]:
+    """Tables looked up as products with zeros and ones, which leave the numbers as they are and lie as the loops want them."""
+    (R, B, _), n = tokens.shape, x.q.shape[1]
+    wide = [y if y.dim() == 3 else y.unsqueeze(-1) for y in x]
+    sizes = [y.shape[-1] for y in wide]
+    H = len(x.q) // R
+    table = torch.cat([y.unflatten(0, (R, H)).permute(0, 3, 1, 2) for y in wide], 1).flatten(1, 2)  # [R, D * H, n]
+    symbols = torch.arange(n, device=tokens.device)[:, None]
+    size = max(1, _STATE_NUMBERS // (H * sizes[0] * sizes[3]))
+    for r in range(R):
+        for first in range(0, B, size):
+            words = slice(first, min(B, first + size))
+            is_symbol = (tokens[r, words].T.unsqueeze(1) == symbols).to(table.dtype)
+            found = torch.matmul(table[r], is_symbol).unflatten(1, (-1, H))
+            yield _Part(r, words, is_symbol, Tables(*found.split(sizes, 1)))
+
+
 def torch_forward(x: Tables, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """tokens [R, B, T] -> o and r [R, B, T, H, V] in plain operations; r is v less what the state predicts."""
-    q, k, alpha, v, rho = (_looked_up(table, tokens) for table in x)
-    S = q.new_zeros(*q.shape[:-3], *q.shape[-2:], v.shape[-1])  # [R, B, H, K, V]
-    o, r = torch.empty_like(v), torch.empty_like(v)
-    for t in range(tokens.shape[-1]):
-        S = alpha[:, :, t].unsqueeze(-1) * S
-        r[:, :, t] = v[:, :, t] - (S * k[:, :, t].unsqueeze(-1)).sum(-2)
-        u = rho[:, :, t].unsqueeze(-1) * r[:, :, t]
-        S = S + k[:, :, t].unsqueeze(-1) * u.unsqueeze(-2)
-        o[:, :, t] = (S * q[:, :, t].unsqueeze(-1)).sum(-2)
-    return o, r
+    (R, B, T), H, V = tokens.shape, len(x.q) // len(tokens), x.v.shape[-1]
+    o, r = (x.q.new_empty(R, T, V, H, B) for _ in range(2))
+    for part in _parts(x, tokens):
+        S: Any = 0.0  # [K, V, H, b]
+        for t, (q, k, alpha, v, rho) in enumerate(zip(*part.looked_up, strict=True)):
+            S = alpha.unsqueeze(1) * S
+            r_t = v - (S * k.unsqueeze(1)).sum(0)
+            S = torch.addcmul(S, k.unsqueeze(1), rho * r_t)
+            r[part.replica, t, ..., part.words] = r_t
+            o[part.replica, t, ..., part.words] = (S * q.unsqueeze(1)).sum(0)
+    return o.permute(0, 4, 1, 3, 2), r.permute(0, 4, 1, 3, 2)
 
 
 def torch_backward(do: Tensor, r: Tensor, x: Tables, tokens: Tensor) -> Tensor:
-    """[R, B * T, W]: for each token, side by side, the gradients of q, k, log|alpha|, v and rho; W as in :func:`width`."""
-    q, k, alpha, v, rho = (_looked_up(table, tokens) for table in x)
-    T, (K, V) = tokens.shape[-1], (q.shape[-1], v.shape[-1])
-    u = rho.unsqueeze(-1) * r
-    before = [q.new_zeros(*q.shape[:2], *q.shape[3:], V)]  # [R, B, H, K, V]
-    for t in range(T - 1):
-        before.append(alpha[:, :, t].unsqueeze(-1) * before[-1] + k[:, :, t].unsqueeze(-1) * u[:, :, t].unsqueeze(-2))
-    dq, dk, dlog, dv, drho = (torch.empty_like(y) for y in (q, q, q, v, rho))
-    E = torch.zeros_like(before[0])
+    """[R, n, W]: for each symbol, side by side, the gradients of q, k, log|alpha|, v and rho; W as in :func:`width`."""
+    (R, _, _), n, H = tokens.shape, x.q.shape[1], len(x.q) // len(tokens)
+    K, V = x.q.shape[-1], x.v.shape[-1]
+    sums = do.new_zeros(R, (3 * K + V + 1) * H, n)
+    for part in _parts(x, tokens):
+        do_part, r_part = (y[part.replica, part.words].permute(1, 3, 2, 0).contiguous() for y in (do, r))
+        gradients = _part_backward(part.looked_up, do_part, r_part)
+        sums[part.replica] += torch.bmm(gradients.flatten(1, 2), part.is_symbol.mT).sum(0)
+    by_table = sums.unflatten(1, (-1, H)).permute(0, 3, 2, 1).split([K, K, K, V, 1], -1)  # [R, n, H, D] each
+    flat = torch.cat([y.flatten(2) for y in by_table], -1)
+    return torch.nn.functional.pad(flat, (0, width(H, K, V) - flat.shape[-1]))
+
+
+def _part_backward(x: Tables, do: Tensor, r: Tensor) -> Tensor:
+    """do and r [T, V, H, b] -> [T, 3 K + V + 1, H, b] of the letters' q, k, log|alpha|, v and rho."""
+    (T, K, H, b), V = x.q.shape, do.shape[1]
+    u = x.rho * r
+    states = do.new_empty(T + 1, K, V, H, b)  # before each letter, and after the last
+    states[0] = 0
+    for t in range(T):
+        torch.mul(states[t], x.alpha[t].unsqueeze(1), out=states[t + 1])
+        states[t + 1].addcmul_(x.k[t].unsqueeze(1), u[t])
+    gradients = do.new_empty(T, 3 * K + V + 1, H, b)
+    E, scratch = torch.zeros_like(states[0]), torch.empty_like(states[0])
     for t in reversed(range(T)):
-        k_t, u_t, do_t = k[:, :, t].unsqueeze(-1), u[:, :, t].unsqueeze(-2), do[:, :, t].unsqueeze(-2)
-        D = alpha[:, :, t].unsqueeze(-1) * before[t]
-        E = E + q[:, :, t].unsqueeze(-1) * do_t
-        du = (E * k_t).sum(-2)
-        dv[:, :, t] = rho[:, :, t].unsqueeze(-1) * du
-        drho[:, :, t] = (du * r[:, :, t]).sum(-1)
-        dr = dv[:, :, t].unsqueeze(-2)
-        dq[:, :, t] = ((D + k_t * u_t) * do_t).sum(-1)
-        dk[:, :, t] = (E * u_t).sum(-1) - (D * dr).sum(-1)
-        E = E - k_t * dr
-        dlog[:, :, t] = (E * D).sum(-1)
-        E = E * alpha[:, :, t].unsqueeze(-1)
-    parts = [y.flatten(3) if y.dim() == 5 else y for y in (dq, dk, dlog, dv, drho)]
-    rows = torch.cat(parts, -1).flatten(1, 2)
-    return torch.nn.functional.pad(rows, (0, width(q.shape[3], K, V) - rows.shape[-1]))
+        dq, dk, dlog, dv, drho = gradients[t].split([K, K, K, V, 1])
+        k, alpha, before = x.k[t].unsqueeze(1), x.alpha[t], states[t]
+        dq.copy_(torch.mul(states[t + 1], do[t], out=scratch).sum(1))
+        E.addcmul_(x.q[t].unsqueeze(1), do[t])
+        du = torch.mul(E, k, out=scratch).sum(0)
+        torch.mul(du, x.rho[t], out=dv)
+        drho.copy_((du * r[t]).sum(0, keepdim=True))
+        dk.copy_(torch.mul(E, u[t], out=scratch).sum(1))
+        dk.addcmul_(alpha, torch.mul(before, dv, out=scratch).sum(1), value=-1)
+        E.addcmul_(k, dv, value=-1)
+        E *= alpha.unsqueeze(1)
+        dlog.copy_(torch.mul(E, before, out=scratch).sum(1))
+    return gradients
 
 
 def width(H: int, K: int, V: int) -> int:
     """Numbers in a token's row of gradients, H (3 K + V + 1), rounded up to whole cache lines of 16."""
     return -(-H * (3 * K + V + 1) // 16) * 16
-
-
-def _looked_up(table: Tensor, tokens: Tensor) -> Tensor:
-    """[R * H, n, ...] -> [R, B, T, H, ...]."""
-    R = len(tokens)
-    by_replica = table.unflatten(0, (R, -1)).transpose(1, 2)  # [R, n, H, ...]
-    return torch.stack([rows[symbols] for rows, symbols in zip(by_replica, tokens, strict=True)])
 
 
 @torch.library.custom_op("ckda::words", mutates_args=())
@@ -206,14 +249,18 @@ def _(q: Tensor, k: Tensor, alpha: Tensor, v: Tensor, rho: Tensor, tokens: Tenso
 def _backward(
     do: Tensor, r: Tensor, q: Tensor, k: Tensor, alpha: Tensor, v: Tensor, rho: Tensor, tokens: Tensor
 ) -> Tensor:
+    """The sums [R, n, W] over each symbol's tokens."""
     x = Tables(q, k, alpha, v, rho)
-    return (_kernels().backward if _by_kernel(do, r, *x) else torch_backward)(do, r, x, tokens)
+    if not _by_kernel(do, r, *x):
+        return torch_backward(do, r, x, tokens)
+    rows = _kernels().backward(do.contiguous(), r, x, tokens)  # [R, B * T, W]
+    return sum_by_symbol(rows, tokens.flatten(1), q.shape[1])
 
 
 @_backward.register_fake
 def _(do: Tensor, r: Tensor, q: Tensor, k: Tensor, alpha: Tensor, v: Tensor, rho: Tensor, tokens: Tensor) -> Tensor:
-    R, B, T, H, V = do.shape
-    return do.new_empty(R, B * T, width(H, q.shape[-1], V))
+    R, _, _, H, V = do.shape
+    return do.new_empty(R, q.shape[1], width(H, q.shape[-1], V))
 
 
 # Norms and gates by symbol ----------------------------------------------------------------------------------------------
@@ -281,7 +328,7 @@ def torch_tables(raw: RawTables, options: Options) -> list[Tensor]:
 
 
 def torch_tables_backward(sums: Tensor, raw: RawTables, options: Options) -> list[Tensor | None]:
-    """Gradients of the raw tables from those that :func:`torch_backward` gives, summed by symbol: [R, n, W]."""
+    """Gradients of the raw tables from those that :func:`torch_backward` gives, [R, n, W]."""
     (R, _, H, K), V = raw.q.shape, raw.v.shape[-1]
     call, lines = _as_call(raw, options)
     x, norms = prepare(call, lines)
@@ -395,8 +442,7 @@ class _Words(torch.autograd.Function):
             return (None,) * 9
         *tensors, tokens = ctx.saved_tensors[:8]
         r, *tables = ctx.saved_tensors[8:]
-        rows = torch.ops.ckda.words_backward(grads[0].contiguous(), r, *tables, tokens)
-        sums = sum_by_symbol(rows, tokens.flatten(1), tables[0].shape[1])
+        sums = torch.ops.ckda.words_backward(grads[0], r, *tables, tokens)
         found = iter(torch.ops.ckda.words_tables_backward(sums, *tensors, *ctx.options))
         return *(None if x is None else next(found) for x in tensors), None, None
 
@@ -406,3 +452,43 @@ class _Words(torch.autograd.Function):
         dims = (*in_dims[:8], None)  # the options are a tuple, and are not mapped
         o, *rest = _Words.apply(*fold_mapped(size, dims, arguments))
         return (o.unflatten(0, (size, -1)), *rest), (0, *(None for _ in rest))
+
+
+# A mixer of trackers on words -------------------------------------------------------------------------------------------
+
+
+def is_by_symbol(mixer: Any) -> bool:
+    """Whether what a token gives to the recurrence is a function of its symbol alone, and the state begins at zero."""
+    return (
+        type(mixer) in (ComplexKDA, GatedDeltaNet)
+        and not mixer.convolutions
+        and mixer.initial_state is None
+        and mixer.num_heads == mixer.num_v_heads
+    )
+
+
+def serves(mixer: Any, tokens: Tensor, num_symbols: int) -> bool:
+    """Whether :func:`read_words` serves tokens [B, T] of so many symbols: in float32, on a GPU what its kernels hold."""
+    named, here = ("triton", HAS_TRITON) if tokens.is_cuda else ("chunked", True)
+    return (
+        here
+        and is_by_symbol(mixer)
+        and not torch.compiler.is_compiling()
+        and not torch.is_autocast_enabled(tokens.device.type)
+        and mixer.backend in ("auto", named)
+        and mixer.o_proj.weight.dtype == torch.float32
+        and num_symbols <= MOST_ROWS
+        and max(mixer.head_dim, mixer.head_v_dim) <= SMALL_HEAD
+        and tokens.shape[-1] <= SHORT
+    )
+
+
+def read_words(mixer: Any, table: Tensor, tokens: Tensor) -> Tensor:
+    """``mixer.read`` of the rows table [n, d] at tokens [B, T]: everything before the recurrence is done once a symbol."""
+    y, _ = mixer._project(table.unsqueeze(0), {})
+    return complex_kda_words(**{name: x.squeeze(0) for name, x in y.items()}, tokens=tokens, **mixer._options())
+
+
+def write_out_words(mixer: Any, o: Tensor, table: Tensor, tokens: Tensor) -> Tensor:
+    """``mixer.write_out`` for the rows of a table."""
+    return mixer.gated_out(o, None if mixer.g_proj is None else rows_of(mixer.g_proj(table), tokens))
