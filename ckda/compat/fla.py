@@ -4,7 +4,7 @@
 results, on a CPU too. Norms are taken as FLA takes them, ``x / sqrt(|x|^2 + 1e-6)`` rounded to x's dtype. FLA hides some
 arguments in ``**kwargs``; here each has its name, so that an unknown one is refused. What cannot be honoured raises and names the
 argument. Accepted without effect, for they change no result: `disable_recompute`, `chunk_indices`, `cu_seqlens_cpu` (nothing here
-waits for the lengths) and `safe_gate` (whose bound is `lower_bound`).
+waits for the lengths), `safe_gate` (whose bound is `lower_bound`), and what belongs to a gate inside where none is asked for.
 
 `signed=True` is what FLA does not have: gates with signs, Complex KDA, where the gate is computed inside. The norm is then the
 operator's own, with nothing under the root, so that beta = 2 stays a reflection.
@@ -23,6 +23,7 @@ from torch.nn.functional import softplus
 from ckda.compat.states import check_written, on_slots, recur, state_in, state_out, with_states
 from ckda.layers.gated_norm import gated_norm
 from ckda.ops import complex_kda
+from ckda.ops.call import Call, check_call
 
 __all__ = [
     "chunk_gated_delta_product",
@@ -94,15 +95,18 @@ def chunk_kda(
     """
     if chunk_size not in (32, 64):
         raise ValueError(f"chunk_size is {chunk_size}; `chunk_size` must be either 32 or 64, FLA's choices for KDA")
+    _check_ranks(q=(q, 4), k=(k, 4), v=(v, 4), g=(g, 4), beta=(beta, 3))
     _check_bound(safe_gate and use_gate_in_kernel, lower_bound)
     v_first = _v_first(state_v_first, transpose_state_layout)
     _check_lengths(cu_seqlens, cu_seqlens_cpu)
     gate = _gate(g, q, use_gate_in_kernel, lower_bound, A_log, dt_bias, signed)
-    rate = _rate(beta, q, v, use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    arguments = _arguments(q, k, v, gate, rate, scale, cu_seqlens, use_qk_l2norm_in_kernel)
+    rate = _rate(beta, q, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    arguments = _arguments(q, k, v, gate, rate, scale, cu_seqlens, use_qk_l2norm_in_kernel, lower_bound)
     start = state_in(initial_state, v_first, arguments)
+    if return_intermediate_states:
+        _check_states(use_graph, cp_context)
     if use_graph:
-        _check_graph(cu_seqlens, max_num_seqs, return_intermediate_states)
+        _check_graph(cu_seqlens, max_num_seqs)
     if cp_context is not None:
         o, state = _in_context(arguments, cp_context, start, output_final_state)
         return o, state_out(state, v_first)
@@ -195,10 +199,12 @@ def fused_recurrent_kda_fwd(
     signed: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """FLA's ``fused_recurrent_kda_fwd``: :func:`fused_recurrent_kda` with its arguments in another order, in place by default."""
+    _check_ranks(q=(q, 4), k=(k, 4), v=(v, 4), g=(g, 4), beta=(beta, 3))
     v_first = _v_first(state_v_first, transpose_state_layout)
     gate = _gate(g, q, use_gate_in_kernel, lower_bound, A_log, dt_bias, signed)
-    rate = _rate(beta, q, v, use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    arguments = _arguments(q, k, v, gate, rate, scale, cu_seqlens, use_qk_l2norm_in_kernel)
+    rate = _rate(beta, q, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    arguments = _arguments(q, k, v, gate, rate, scale, cu_seqlens, use_qk_l2norm_in_kernel, lower_bound)
+    _check_out(out, v)
     if inplace_final_state and initial_state is None:
         raise ValueError("initial_state is None; with inplace_final_state=True it must be the states to write into")
     if ssm_state_indices is None:
@@ -258,11 +264,12 @@ def chunk_gated_delta_rule(
     """
     if chunk_size not in (16, 32, 64):
         raise ValueError(f"chunk_size is {chunk_size}; `chunk_size` must be 16, 32, or 64, FLA's choices for GDN")
+    _check_ranks(q=(q, 4), k=(k, 4), v=(v, 4), g=(g, 3), beta=(beta, 3))
     v_first = _v_first(state_v_first, transpose_state_layout)
     if use_gate_in_kernel:
         g = _head_gate(g, A_log, dt_bias)
     _check_lengths(cu_seqlens, cu_seqlens_cpu)
-    rate = _rate(beta, q, v, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    rate = _rate(beta, q, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     arguments = _arguments(
         q, k, v, {"g": _a_head(_fitting(g, q), k, v)}, rate, scale, cu_seqlens, use_qk_l2norm_in_kernel
     )
@@ -299,15 +306,22 @@ def fused_recurrent_gated_delta_rule(
     """FLA's ``fused_recurrent_gated_delta_rule``: a gate a head `g` [B, T, HV], one a channel of k `gk`, or both; no `gv`."""
     if gv is not None:
         raise ValueError("gv is given; it must be None: a gate a channel of v is no transition of this operator")
-    v_first = _v_first(state_v_first, transpose_state_layout)
+    _check_ranks(q=(q, 4), k=(k, 4), v=(v, 4))
     if use_gate_in_kernel:
         if g is None:
             raise ValueError("g is None; with use_gate_in_kernel=True it must be the raw gate [B, T, HV]")
         g = _head_gate(g, A_log, dt_bias)
     log = torch.zeros_like(v[..., 0]) if g is None else g
     beta = torch.ones_like(v[..., 0]) if beta is None else beta
-    channels = _a_head(log, k, v) if gk is None else _a_head(log, k, v) + gk
-    rate = _rate(beta, q, v, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    _check_ranks(g=(log, 3), beta=(beta, 3))
+    v_first = _v_first(state_v_first, transpose_state_layout)
+    channels = _a_head(log, k, v)
+    if gk is not None:
+        _check_ranks(gk=(gk, 4))
+        if gk.shape != channels.shape:
+            raise ValueError(f"the shape of gk is {list(gk.shape)}; it must be [B, T, HV, K] = {list(channels.shape)}")
+        channels = channels + gk
+    rate = _rate(beta, q, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     arguments = _arguments(q, k, v, {"g": _fitting(channels, q)}, rate, scale, cu_seqlens, use_qk_l2norm_in_kernel)
     o, state = recur(arguments, state_in(initial_state, v_first, arguments), output_final_state)
     return o, state_out(state, v_first)
@@ -338,16 +352,20 @@ def chunk_gated_delta_product(
         >>> o.shape
         torch.Size([1, 5, 2, 8])
     """
+    if not isinstance(num_householder, int) or num_householder < 1:
+        raise ValueError(f"num_householder is {num_householder!r}; it must be a whole number from 1")
+    _check_ranks(q=(q, 4), k=(k, 4), v=(v, 4), beta=(beta, 3))
     n, T = num_householder, q.shape[1]
     for name, x in (("k", k), ("v", v), ("beta", beta)):
         if x.shape[1] != n * T:
             raise ValueError(f"{name} has {x.shape[1]} tokens; it must have num_householder * T = {n} * {T}")
     log = v.new_zeros(q.shape[0], T, v.shape[2]) if g is None else g
+    _check_ranks(g=(log, 3))
     log = torch.stack([log, *[torch.zeros_like(log)] * (n - 1)], 2).flatten(1, 2)
     query = torch.stack([*[torch.zeros_like(q)] * (n - 1), q], 2).flatten(1, 2)
     _check_lengths(cu_seqlens, cu_seqlens_cpu)
-    places = None if cu_seqlens is None else cu_seqlens * n
-    rate = _rate(beta, q, v, False, False)
+    places = cu_seqlens * n if isinstance(cu_seqlens, Tensor) else cu_seqlens
+    rate = _rate(beta, q, False, False)
     arguments = _arguments(
         query, k, v, {"g": _a_head(_fitting(log, q), k, v)}, rate, scale, places, use_qk_l2norm_in_kernel
     )
@@ -374,6 +392,14 @@ def fused_kda_gate(
     """
     if A_log is None and lower_bound is None:
         raise ValueError("A_log is None; without lower_bound it must be given")
+    if g.dim() < 2:
+        raise ValueError(f"the shape of g is {list(g.shape)}; it must be [..., H, K]")
+    _check_bound(False, lower_bound)
+    for name, x, size in (("A_log", A_log, g.shape[-2]), ("dt_bias", dt_bias, g.shape[-2:].numel())):
+        if x is not None and (x.numel() != size or x.device != g.device):
+            raise ValueError(
+                f"{name} has {x.numel()} numbers on {x.device}; it must have {size} on {g.device}, as g asks for"
+            )
     wide = torch.promote_types(g.dtype, torch.float32)
     raw, H = g.to(wide), g.shape[-2]
     raw = raw if dt_bias is None else raw + dt_bias.to(wide).view(H, -1)
@@ -403,6 +429,17 @@ def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:
 # From FLA's arguments to the operator's -----------------------------------------------------------------------------------
 
 
+def _check_ranks(**wanted: tuple[Any, int]) -> None:
+    """Each is a tensor of that rank: what is prepared for the operator's own checks reads shapes."""
+    for name, (x, rank) in wanted.items():
+        if not isinstance(x, Tensor):
+            raise ValueError(f"{name} is {type(x).__name__}; it must be a tensor of rank {rank}")
+        if x.dim() != rank:
+            raise ValueError(
+                f"the rank of {name} is {x.dim()} (the shape of {name} is {list(x.shape)}); it must be {rank}"
+            )
+
+
 def _arguments(
     q: Tensor,
     k: Tensor,
@@ -412,23 +449,28 @@ def _arguments(
     scale: float | None,
     cu_seqlens: Tensor | None,
     normalize: bool,
+    lower_bound: float | None = None,
 ) -> dict[str, Any]:
-    """The arguments of :func:`ckda.complex_kda` but for the states; the norm is FLA's but where gates have signs."""
+    """The arguments of :func:`ckda.complex_kda` but for the states, checked; then what is FLA's is done here: the norm, but where
+    gates have signs, and a bound that the operator's own gate does not have."""
     signed = gate.get("gate") == "signed"
-    if normalize and not signed:
-        q, k = l2norm(q), l2norm(k)
     rest = {"scale": scale, "cu_seqlens": cu_seqlens, "normalize_qk": normalize and signed}
-    return {"q": q, "k": k, "v": v} | gate | rate | rest
+    arguments = {"q": q, "k": k, "v": v} | gate | rate | rest
+    check_call(Call(**arguments))
+    if normalize and not signed:
+        arguments |= {"q": l2norm(q), "k": l2norm(k)}
+    if gate.get("gate") == "sigmoid" and lower_bound != BOUND:
+        g = arguments["g"]
+        wide = torch.promote_types(g.dtype, torch.float32)
+        log = fused_kda_gate(g, arguments["A_log"], arguments["dt_bias"], lower_bound, wide)
+        arguments |= {"g": log, "gate": None, "A_log": None, "dt_bias": None}
+    return arguments
 
 
-def _rate(beta: Tensor, q: Tensor, v: Tensor, logit: bool, to_two: bool) -> dict[str, Any]:
+def _rate(beta: Tensor, q: Tensor, logit: bool, to_two: bool) -> dict[str, Any]:
     """beta and beta_range of the operator."""
     if to_two and not logit:
         raise ValueError("allow_neg_eigval is True; it must come with use_beta_sigmoid_in_kernel=True, as in FLA")
-    if beta.dim() == v.dim():
-        raise ValueError(
-            f"the shape of beta is {list(beta.shape)}; it must be [B, T, HV]: no learning rate a channel of v here"
-        )
     return {"beta": _fitting(beta, q), "beta_range": (2 if to_two else 1) if logit else None}
 
 
@@ -441,25 +483,29 @@ def _gate(
     dt_bias: Tensor | None,
     signed: bool,
 ) -> dict[str, Any]:
-    """g, gate, A_log and dt_bias of the operator; a bound that its own gate does not have is applied here."""
-    g = _fitting(g, q)
+    """g, gate, A_log and dt_bias of the operator; "sigmoid" stands for any bound."""
     if not inside:
         if signed:
             raise ValueError("signed is True; it must come with use_gate_in_kernel=True: the gate makes the signs")
-        return {"g": g}
-    A_log, dt_bias = (None if x is None else x.reshape(-1) for x in (A_log, dt_bias))
-    named = {"g": g, "A_log": A_log, "dt_bias": dt_bias}
+        return {"g": _fitting(g, q)}
+    _check_bound(False, lower_bound)
+    named = {"g": _fitting(g, q), "A_log": _in_a_row("A_log", A_log, q), "dt_bias": _in_a_row("dt_bias", dt_bias, q)}
     if signed:
         if lower_bound not in (None, BOUND):
             raise ValueError(f"lower_bound is {lower_bound}; with signed=True it must be {BOUND:g} or None")
         return named | {"gate": "signed"}
-    if lower_bound is None:
-        if A_log is None:
-            raise ValueError("A_log is None; with use_gate_in_kernel=True and no lower_bound it must be given")
-        return named | {"gate": "softplus"}
-    if lower_bound == BOUND:
-        return named | {"gate": "sigmoid"}
-    return {"g": fused_kda_gate(g, A_log, dt_bias, lower_bound, torch.promote_types(g.dtype, torch.float32))}
+    if lower_bound is None and A_log is None:
+        raise ValueError("A_log is None; with use_gate_in_kernel=True and no lower_bound it must be given")
+    return named | {"gate": "softplus" if lower_bound is None else "sigmoid"}
+
+
+def _in_a_row(name: str, x: Tensor | None, q: Tensor) -> Tensor | None:
+    """A_log or dt_bias, of any shape, as the operator takes it."""
+    if x is None:
+        return None
+    if not isinstance(x, Tensor):
+        raise ValueError(f"{name} is {type(x).__name__}; it must be a tensor or None")
+    return _fitting(x.reshape(-1), q)
 
 
 def _check_lengths(cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None) -> None:
@@ -467,11 +513,18 @@ def _check_lengths(cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None) -> 
         raise ValueError("cu_seqlens_cpu is given without cu_seqlens; it is only a copy of it")
 
 
-def _check_graph(cu_seqlens: Tensor | None, max_num_seqs: int | None, states: bool) -> None:
-    if states:
+def _check_states(use_graph: bool, cp_context: Any) -> None:
+    if use_graph:
         raise ValueError(
             "return_intermediate_states is True; it must be False with use_graph=True: it reads the lengths"
         )
+    if cp_context is not None:
+        raise ValueError(
+            "return_intermediate_states is True; it must be False with cp_context: states lie on other ranks"
+        )
+
+
+def _check_graph(cu_seqlens: Tensor | None, max_num_seqs: int | None) -> None:
     if None not in (cu_seqlens, max_num_seqs) and cu_seqlens.numel() - 1 != max_num_seqs:  # type: ignore[union-attr]
         raise ValueError(
             f"cu_seqlens has {cu_seqlens.numel()} entries; it must have max_num_seqs + 1 = {max_num_seqs + 1}"  # type: ignore[union-attr, operator]
@@ -489,11 +542,17 @@ def _before_the_end(arguments: dict[str, Any], start: Tensor | None, final: bool
 
 
 def _fitting(x: Tensor, q: Tensor) -> Tensor:
-    """x in a dtype that the operator takes beside q: q's own, or a wider one."""
-    return x if x.dtype in (q.dtype, torch.float32) else x.to(torch.promote_types(q.dtype, torch.float32))
+    """x in a dtype that the operator takes beside q: q's own, or a wider one; what is no floating number it refuses."""
+    return (
+        x
+        if x.dtype in (q.dtype, torch.float32) or not x.is_floating_point()
+        else x.to(torch.promote_types(q.dtype, torch.float32))
+    )
 
 
 def _check_bound(safe: bool, lower_bound: float | None) -> None:
+    if lower_bound is not None and (not isinstance(lower_bound, int | float) or not lower_bound < 0):
+        raise ValueError(f"lower_bound is {lower_bound!r}; it must be a number below 0, or None")
     if safe and (lower_bound is None or not BOUND <= lower_bound < 0):
         raise ValueError(f"lower_bound is {lower_bound}; with safe_gate=True it must be from {BOUND:g} to 0, as in FLA")
 
@@ -522,12 +581,20 @@ def _v_first(state_v_first: bool, transpose_state_layout: bool | None) -> bool:
     return transpose_state_layout
 
 
-def _output(o: Tensor, out: Tensor | None) -> Tensor:
+def _check_out(out: Tensor | None, v: Tensor) -> None:
     if out is None:
-        return o
-    if out.shape != o.shape:
-        raise ValueError(f"the shape of out is {list(out.shape)}; it must be that of v, {list(o.shape)}")
-    return out.copy_(o)
+        return
+    _check_ranks(out=(out, 4))
+    if out.shape != v.shape:
+        raise ValueError(f"the shape of out is {list(out.shape)}; it must be that of v, {list(v.shape)}")
+    if not out.is_floating_point() or out.device != v.device:
+        raise ValueError(f"out is {out.dtype} on {out.device}; it must be a floating tensor on {v.device}, as v is")
+    if out.requires_grad and out.is_leaf and torch.is_grad_enabled():
+        raise ValueError("out requires a gradient; it must not, for it is written in place")
+
+
+def _output(o: Tensor, out: Tensor | None) -> Tensor:
+    return o if out is None else out.copy_(o)
 
 
 def _in_context(arguments: dict[str, Any], cp_context: Any, start: Tensor | None, final: bool, times: int = 1) -> Any:
@@ -545,7 +612,7 @@ def _in_context(arguments: dict[str, Any], cp_context: Any, start: Tensor | None
         cp_context, cu_seqlens = from_fla(cp_context, v.shape[1] // times, v.device)
         arguments = arguments | {"cu_seqlens": cu_seqlens * times}
     if not isinstance(cp_context, context.Context):
-        raise NotImplementedError(
+        raise ValueError(
             f"cp_context is of type {type(cp_context).__name__}; it must be None, FLA's FLACPContext, or a "
             "ckda.ops.context.Context, with which cu_seqlens are those of all ranks"
         )

@@ -19,6 +19,9 @@ def state_in(state: Tensor | None, v_first: bool, arguments: dict[str, Any], slo
     """FLA's state as the operator's [N, HV, K, V], or a sentence where its shape is another; a pool has any number of slots."""
     if state is None:
         return None
+    if not isinstance(state, Tensor) or not state.is_floating_point():
+        was = state.dtype if isinstance(state, Tensor) else type(state).__name__
+        raise ValueError(f"initial_state is {was}; it must be a floating tensor, or None")
     k, v, cu_seqlens = arguments["k"], arguments["v"], arguments["cu_seqlens"]
     N = k.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
     shape = [state.shape[0] if slots else N, v.shape[2], k.shape[3], v.shape[3]]
@@ -29,6 +32,8 @@ def state_in(state: Tensor | None, v_first: bool, arguments: dict[str, Any], slo
         other = list(state.shape) == [*shape[:2], *shape[:1:-1]]
         hint = f": this is the layout of state_v_first={not v_first}" if other else ""
         raise ValueError(f"the shape of initial_state is {list(state.shape)}; it must be [{axes}] = {shape}{hint}")
+    if state.device != v.device:
+        raise ValueError(f"the device of initial_state is {state.device}; it must be that of v, {v.device}")
     wide = torch.float64 if v.dtype == torch.float64 else torch.float32
     return (state.mT if v_first else state).to(wide).contiguous()
 
@@ -62,21 +67,28 @@ def on_slots(arguments: dict[str, Any], pool: Tensor, v_first: bool, slots: Tens
     state_in(pool[:1], v_first, arguments, slots=True)
     check_written(pool)
     N = v.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
-    if slots.shape[0] != N or slots.dim() > 2 or (accepted is not None and slots.dim() != 2):
+    if not isinstance(slots, Tensor):
+        raise ValueError(f"ssm_state_indices is {type(slots).__name__}; it must be a tensor [N] or [N, W]")
+    if slots.dim() == 0 or slots.shape[0] != N or slots.dim() > 2 or (accepted is not None and slots.dim() != 2):
         raise ValueError(
             f"the shape of ssm_state_indices is {list(slots.shape)}; it must be [N] or, with num_accepted_tokens, [N, W], N = {N}"
         )
     tokens, options = _tokens(arguments), _options(arguments) | {"v_first": v_first}
     flat = {name: x.flatten(0, 1) for name, x in tokens.items()}
+    if slots.dim() == 1:
+        if flat["v"].shape[0] != N or _has_several(cu_seqlens):
+            return serving.prefill(**tokens, pool=pool, slots=slots, cu_seqlens=cu_seqlens, **options)
+        if cu_seqlens is None:
+            return serving.step(**flat, pool=pool, slots=slots, **options).view_as(v)
+        slots = slots.unsqueeze(1)
     bounds = torch.arange(N + 1, device=v.device) * v.shape[1] if cu_seqlens is None else cu_seqlens
-    if slots.dim() == 2:
-        return serving.verify(**flat, pool=pool, slots=slots, cu_seqlens=bounds, accepted=accepted, **options).view_as(
-            v
-        )
-    if flat["v"].shape[0] != N or (bounds.device.type == "cpu" and int(bounds.diff().max()) > 1):
-        return serving.prefill(**tokens, pool=pool, slots=slots, cu_seqlens=cu_seqlens, **options)
-    slots = slots if cu_seqlens is None else slots.masked_fill(bounds.diff() == 0, -1)
-    return serving.step(**flat, pool=pool, slots=slots, **options).view_as(v)
+    o = serving.verify(**flat, pool=pool, slots=slots, cu_seqlens=bounds, accepted=accepted, **options)
+    return o.view_as(v)
+
+
+def _has_several(cu_seqlens: Tensor | None) -> bool:
+    """Whether a sequence has more than one token; on a GPU, where that cannot be seen, none has."""
+    return cu_seqlens is not None and cu_seqlens.device.type == "cpu" and int(cu_seqlens.diff().max()) > 1
 
 
 def with_states(

@@ -9,8 +9,8 @@ A pool [S, HV, K, V] holds a state a slot, with `v_first` [S, HV, V, K], in any 
 slot is padding: no state is read or written for it, and its output means nothing. :func:`step` and :func:`verify` read nothing
 back from the device. There are no gradients. States are gathered and scattered around the operator's kernels.
 
-`options` are those of :func:`ckda.complex_kda` without the states. Legend: B batch, T time, H query/key heads, HV value heads,
-K key width, V value width, N sequences, S slots, W slots a sequence.
+`options` are those of :func:`ckda.complex_kda` without the states; `sign`, `erase` and `write` have a row a token, as q has.
+Legend: B batch, T time, H query/key heads, HV value heads, K key width, V value width, N sequences, S slots, W slots a sequence.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ckda.ops import complex_kda, complex_kda_step
+from ckda.ops import complex_kda, complex_kda_step, validate
 
 __all__ = ["prefill", "states_every", "step", "verify"]
 
@@ -29,7 +29,7 @@ def prefill(
     k: Tensor,
     v: Tensor,
     g: Tensor,
-    beta: Tensor,
+    beta: Tensor | None,
     pool: Tensor,
     slots: Tensor,
     *,
@@ -50,9 +50,13 @@ def prefill(
         tensor([False,  True, False,  True])
     """
     N = q.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
-    slots = _checked(pool, slots, (N,), k, v, v_first)
+    slots = _checked(pool, slots, N, 1, k, v, v_first)
     state = _read(pool, slots, v, v_first)
     if fresh is not None:
+        if fresh.shape != slots.shape or fresh.dtype != torch.bool:
+            raise ValueError(
+                f"fresh is {fresh.dtype} {list(fresh.shape)}; it must be torch.bool [N] = {list(slots.shape)}"
+            )
         state = state.masked_fill(fresh.view(N, 1, 1, 1), 0.0)
     o, following = complex_kda(
         q, k, v, g, beta, cu_seqlens=cu_seqlens, initial_state=state, output_final_state=True, **options
@@ -69,7 +73,7 @@ def step(
     k: Tensor,
     v: Tensor,
     g: Tensor,
-    beta: Tensor,
+    beta: Tensor | None,
     pool: Tensor,
     slots: Tensor,
     *,
@@ -84,10 +88,11 @@ def step(
         >>> pool.abs().sum((1, 2, 3)) > 0
         tensor([False,  True, False,  True])
     """
-    slots = _checked(pool, slots, (q.shape[0],), k, v, v_first)
+    tokens, options = _tokens((q, k, v, g, beta), options)
+    slots = _checked(pool, slots, q.shape[0], 1, k, v, v_first)
     rows = _stand_in(slots >= 0)
     state = _read(pool, slots[rows], v, v_first)
-    o, state = complex_kda_step(q[rows], k[rows], v[rows], g[rows], beta[rows], state, **options)
+    o, state = complex_kda_step(**_at(rows, tokens), state=state, **options)
     _write(pool, slots, rows, state, v_first)
     return o
 
@@ -98,7 +103,7 @@ def verify(
     k: Tensor,
     v: Tensor,
     g: Tensor,
-    beta: Tensor,
+    beta: Tensor | None,
     pool: Tensor,
     slots: Tensor,
     *,
@@ -123,12 +128,13 @@ def verify(
         >>> verify(*rest, pool, slots, cu_seqlens=torch.tensor([0, 1]), accepted=torch.tensor([2])).shape
         torch.Size([1, 2, 8])
     """
-    total, N, W = v.shape[0], cu_seqlens.numel() - 1, slots.shape[-1]
-    slots = _checked(pool, slots, (N, W), k, v, v_first)
+    tokens, options = _tokens((q, k, v, g, beta), options)
+    total, N = v.shape[0], cu_seqlens.numel() - 1
+    slots = _checked(pool, slots, N, 2, k, v, v_first)
+    W = slots.shape[1]
+    _check_lengths(cu_seqlens, total, W)
     starts, lengths = cu_seqlens[:-1].long(), cu_seqlens.diff()
-    if cu_seqlens.device.type == "cpu" and int(lengths.max()) > W:
-        raise ValueError(f"slots has {W} slots a sequence; the longest has {int(lengths.max())} tokens")
-    first = slots[:, 0] if accepted is None else slots.gather(1, accepted.long().view(N, 1) - 1)[:, 0]
+    first = slots[:, 0] if accepted is None else slots.gather(1, _last(accepted, slots))[:, 0]
     state = _read(pool, first, v, v_first)
     o = v.new_zeros(total + 1, *v.shape[1:])  # the last row takes what belongs to no token
     for t in range(W):
@@ -136,7 +142,7 @@ def verify(
         slot = torch.where(here, slots[:, t], -1)
         rows = _stand_in(slot >= 0)
         at = (starts + t).clamp(max=total - 1)
-        o_t, following = complex_kda_step(q[at], k[at], v[at], g[at], beta[at], state, **options)
+        o_t, following = complex_kda_step(**_at(at, tokens), state=state, **options)
         o[torch.where(here, at, total)] = o_t
         _write(pool, slot, rows, following[rows], v_first)
         state = torch.where(here.view(N, 1, 1, 1), following, state)
@@ -149,7 +155,7 @@ def states_every(
     k: Tensor,
     v: Tensor,
     g: Tensor,
-    beta: Tensor,
+    beta: Tensor | None,
     num_tokens: int,
     *,
     initial_state: Tensor | None = None,
@@ -167,49 +173,109 @@ def states_every(
         >>> states.shape, float(states[:, 0].abs().max())
         (torch.Size([1, 3, 2, 8, 8]), 0.0)
     """
+    validate(q, k, v, g, beta, initial_state=initial_state, cu_seqlens=cu_seqlens, **options)
+    if num_tokens < 1:
+        raise ValueError(f"num_tokens is {num_tokens}; it must be at least 1")
     N = q.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
     start = initial_state
     if start is None:
         wide = torch.promote_types(v.dtype, torch.float32)
         start = v.new_zeros(N, v.shape[2], q.shape[3], v.shape[3], dtype=wide)
-    tokens = [q, k, v, g, beta]
+    tokens, options = _tokens((q, k, v, g, beta), options)
     if cu_seqlens is None:
         return _piece_by_piece(tokens, start, num_tokens, options)
     bounds, parts = cu_seqlens.tolist(), []
     for n in range(N):
-        here = [x[:, bounds[n] : bounds[n + 1]] for x in tokens]
+        here = _between(bounds[n], bounds[n + 1], tokens)
         parts.append(_piece_by_piece(here, start[n : n + 1], num_tokens, options))
     o, state, states = (torch.cat(x, dim) for x, dim in zip(zip(*parts, strict=True), (1, 0, 1), strict=True))
     return o, state, states
 
 
 def _piece_by_piece(
-    tokens: list[Tensor], state: Tensor, num_tokens: int, options: dict[str, Any]
+    tokens: dict[str, Tensor], state: Tensor, num_tokens: int, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """:func:`states_every` of sequences of one length; nothing for those without tokens."""
-    outputs, states = [tokens[2][:, :0]], [state.unsqueeze(1)[:, :0]]
-    for t in range(0, tokens[2].shape[1], num_tokens):
-        q, k, v, g, beta = (x[:, t : t + num_tokens] for x in tokens)
+    v = tokens["v"]
+    outputs, states = [v[:, :0]], [state.unsqueeze(1)[:, :0]]
+    for t in range(0, v.shape[1], num_tokens):
+        part = _between(t, t + num_tokens, tokens)
         states.append(state.unsqueeze(1))
-        o, following = complex_kda(q, k, v, g, beta, initial_state=state, output_final_state=True, **options)
+        o, following = complex_kda(**part, initial_state=state, output_final_state=True, **options)
         assert following is not None
         outputs.append(o)
         state = following
     return torch.cat(outputs, 1), state, torch.cat(states, 1)
 
 
+# Tokens ---------------------------------------------------------------------------------------------------------------------
+
+
+def _tokens(main: tuple[Any, ...], options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What has a row a token, as many rows each as q, and the other options. What is None stays so."""
+    tokens = dict(zip(("q", "k", "v", "g", "beta"), main, strict=True))
+    tokens |= {name: options[name] for name in ("sign", "erase", "write") if options.get(name) is not None}
+    q = tokens["q"]
+    for name, x in tokens.items():
+        if not isinstance(x, Tensor) and (x is not None or name != "beta"):
+            raise ValueError(f"{name} is {type(x).__name__}; it must be a tensor")
+        if x is not None and x.shape[0] != q.shape[0]:
+            raise ValueError(f"the shape of {name} is {list(x.shape)}; its first axis must be that of q, {q.shape[0]}")
+    return tokens, {name: x for name, x in options.items() if name not in tokens}
+
+
+def _at(rows: Tensor, tokens: dict[str, Any]) -> dict[str, Any]:
+    return {name: None if x is None else x[rows] for name, x in tokens.items()}
+
+
+def _between(start: int, end: int, tokens: dict[str, Any]) -> dict[str, Any]:
+    return {name: None if x is None else x[:, start:end] for name, x in tokens.items()}
+
+
+def _check_lengths(cu_seqlens: Tensor, total: int, W: int) -> None:
+    """Where sequences begin and end, if that can be read without waiting: within the tokens, and no more tokens than slots."""
+    if cu_seqlens.device.type != "cpu":
+        return
+    lengths = cu_seqlens.diff()
+    if cu_seqlens[0] != 0 or cu_seqlens[-1] > total or bool((lengths < 0).any()):
+        raise ValueError(
+            f"cu_seqlens is {cu_seqlens.tolist()}; it must be non-decreasing from 0 to at most {total}, the number of tokens"
+        )
+    if int(lengths.max()) > W:
+        raise ValueError(f"slots has {W} slots a sequence; the longest has {int(lengths.max())} tokens")
+
+
+def _last(accepted: Tensor, slots: Tensor) -> Tensor:
+    """[N, 1] the place of the last accepted token's slot."""
+    N, W = slots.shape
+    if not isinstance(accepted, Tensor) or accepted.shape != (N,) or accepted.is_floating_point():
+        was = f"{accepted.dtype} {list(accepted.shape)}" if isinstance(accepted, Tensor) else type(accepted).__name__
+        raise ValueError(f"accepted is {was}; it must be whole numbers [N] = [{N}], from 1 to {W}")
+    if accepted.device.type == "cpu" and bool(((accepted < 1) | (accepted > W)).any()):
+        raise ValueError(f"accepted is {accepted.tolist()}; its entries must be from 1 to the number of slots, {W}")
+    return accepted.long().view(N, 1) - 1
+
+
 # The pool -------------------------------------------------------------------------------------------------------------------
 
 
-def _checked(pool: Tensor, slots: Tensor, shape: tuple[int, ...], k: Tensor, v: Tensor, v_first: bool) -> Tensor:
-    """slots as int64, or a sentence that names what is wrong."""
+def _checked(pool: Tensor, slots: Tensor, N: int, rank: int, k: Tensor, v: Tensor, v_first: bool) -> Tensor:
+    """slots [N] or [N, W] as int64, or a sentence that names what is wrong."""
+    for name, x in (("pool", pool), ("slots", slots)):
+        if not isinstance(x, Tensor) or x.dim() == 0 or x.shape[0] == 0:
+            was = f"of shape {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"{name} is {was}; it must be a tensor with at least one row")
     HV, V, K = v.shape[-2], v.shape[-1], k.shape[-1]
     wanted = [HV, V, K] if v_first else [HV, K, V]
     if list(pool.shape[1:]) != wanted:
         axes = "S, HV, V, K" if v_first else "S, HV, K, V"
         raise ValueError(f"the shape of pool is {list(pool.shape)}; it must be [{axes}] = {['S', *wanted]}")
-    if tuple(slots.shape) != shape:
-        raise ValueError(f"the shape of slots is {list(slots.shape)}; it must be {list(shape)}")
+    if not pool.is_floating_point() or pool.device != v.device:
+        raise ValueError(f"pool is {pool.dtype} on {pool.device}; it must be floating numbers on {v.device}")
+    if slots.dim() != rank or slots.shape[0] != N:
+        raise ValueError(f"the shape of slots is {list(slots.shape)}; it must be {[N] if rank == 1 else [N, 'W']}")
+    if slots.is_floating_point() or slots.device != v.device:
+        raise ValueError(f"slots is {slots.dtype} on {slots.device}; it must be whole numbers on {v.device}")
     if slots.device.type == "cpu" and bool((slots >= pool.shape[0]).any()):
         raise ValueError(
             f"slots has the entry {int(slots.max())}; it must be below the number of slots, {pool.shape[0]}"

@@ -191,6 +191,22 @@ def test_padding_reads_and_writes_nothing():
         assert torch.equal(used[[1, 2, 4]], pool[[1, 2, 4]])
 
 
+def test_an_empty_sequence_before_others_takes_no_token():
+    """As many rows as sequences, but the first sequence has none and the last row is padding."""
+    q, k, v, g, beta = draw(1, 3)
+    pool = torch.randn(4, HV, K, V, dtype=torch.float64)
+    used, bounds, slots = pool.clone(), torch.tensor([0, 0, 1, 2]), torch.tensor([3, 0, 2])
+    o, _ = fla.fused_recurrent_kda(
+        q, k, v, -g.abs(), beta, initial_state=used, cu_seqlens=bounds, ssm_state_indices=slots
+    )
+    for row, slot in ((0, 0), (1, 2)):
+        part = [x[:, row : row + 1] for x in (q, k, v, -g.abs(), beta)]
+        expected, states = recurrence(*part, initial_state=pool[slot : slot + 1])
+        close(o[:, row : row + 1], expected)
+        close(used[slot], states[0, -1])
+    assert torch.equal(used[[1, 3]], pool[[1, 3]])
+
+
 def test_packed_sequences_that_end_before_the_last_token():
     """use_graph: lengths change under a recorded graph, the number of tokens does not."""
     q, k, v, g, beta = draw(1)
@@ -394,6 +410,113 @@ _STATE = torch.zeros(B, HV, K, V, dtype=torch.float64)
 def test_what_is_refused_is_named(function, options, message):
     with pytest.raises((ValueError, TypeError, NotImplementedError), match=message):
         function(**_DATA | options)
+
+
+_INSIDE = {"use_gate_in_kernel": True, "A_log": torch.zeros(HV)}
+_SLOTS = {"initial_state": _STATE, "ssm_state_indices": torch.tensor([[0], [1]]), "cu_seqlens": None}
+_TOKEN = dict(zip(("q", "k", "v", "g", "beta"), draw(time=1), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"q": None}, "q is NoneType; it must be a tensor of rank 4"),
+        ({"g": _DATA["g"][..., 0]}, r"the rank of g is 3 .*; it must be 4"),
+        ({"g": _DATA["g"].long()}, "the dtype of g is torch.int64; it must be"),
+        ({"beta": 0.5}, "beta is float; it must be a tensor"),
+        ({"beta": _DATA["beta"].long()}, "the dtype of beta is torch.int64"),
+        ({"k": _DATA["k"].to("meta"), "use_qk_l2norm_in_kernel": True}, "the device of k is meta"),
+        (
+            {name: x[:, :0] for name, x in _DATA.items()},
+            r"the shape of q is \[2, 0, 2, 8\]; it must be .* no axis empty",
+        ),
+        ({"cu_seqlens": [0, T]}, "cu_seqlens is list; it must be a tensor or None"),
+        (_INSIDE | {"A_log": 1.0}, "A_log is float; it must be a tensor or None"),
+        (_INSIDE | {"A_log": torch.zeros(3)}, r"the shape of A_log is \[3\]; it must be \[HV\] = \[4\]"),
+        (_INSIDE | {"A_log": torch.zeros(3), "lower_bound": -3.0}, r"the shape of A_log is \[3\]"),
+        (_INSIDE | {"dt_bias": torch.zeros(HV), "lower_bound": -3.0}, r"the shape of dt_bias is \[4\]"),
+        (_INSIDE | {"g": _DATA["g"][:, :, :2], "lower_bound": -3.0}, r"the shape of g is \[2, 70, 2, 8\]"),
+        (_INSIDE | {"lower_bound": 1.0}, "lower_bound is 1.0; it must be a number below 0"),
+        (_INSIDE | {"lower_bound": "-5"}, "lower_bound is '-5'; it must be a number below 0"),
+        ({"initial_state": _STATE.long()}, "initial_state is torch.int64; it must be a floating tensor"),
+        ({"initial_state": [1]}, "initial_state is list; it must be a floating tensor"),
+        ({"initial_state": _STATE.to("meta")}, "the device of initial_state is meta"),
+    ],
+)
+@pytest.mark.parametrize("function", [fla.chunk_kda, fla.fused_recurrent_kda])
+def test_bad_input_is_a_sentence_in_both_functions(function, options, message):
+    with pytest.raises(ValueError, match=message):
+        function(**_DATA | options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ssm_state_indices": [0, 1]}, "ssm_state_indices is list; it must be a tensor"),
+        ({"ssm_state_indices": torch.tensor(0)}, r"the shape of ssm_state_indices is \[\]"),
+        ({"num_accepted_tokens": torch.tensor([0, 1])}, r"accepted is \[0, 1\]; its entries must be from 1"),
+        ({"num_accepted_tokens": torch.tensor([1])}, r"accepted is torch.int64 \[1\]; it must be whole numbers"),
+        ({"g": _TOKEN["g"][:, :, :2]}, "the shape of g is"),
+        ({"initial_state": _STATE.long()}, "initial_state is torch.int64"),
+        (
+            {"out": torch.zeros(B, 1, HV, V, dtype=torch.int64)},
+            "out is torch.int64 on cpu; it must be a floating tensor",
+        ),
+        ({"out": torch.zeros(B, 1, HV, V, requires_grad=True)}, "out requires a gradient"),
+    ],
+)
+def test_bad_input_leaves_the_pool(options, message):
+    """What is refused is refused before a state is written."""
+    pool = _STATE.clone()
+    with pytest.raises(ValueError, match=message):
+        fla.fused_recurrent_kda(**_TOKEN | _SLOTS | {"initial_state": pool} | options)
+    assert not pool.any()
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "message"),
+    [
+        (fla.chunk_gated_delta_rule, {"g": None}, "g is NoneType; it must be a tensor of rank 3"),
+        (fla.chunk_gated_delta_rule, _INSIDE | {"A_log": torch.zeros(3)}, "A_log has 3 numbers on cpu; it must have 4"),
+        (fla.fused_recurrent_gated_delta_rule, {"gk": _DATA["g"][:, :3]}, r"the shape of gk is .* \[2, 70, 4, 8\]"),
+        (fla.fused_recurrent_gated_delta_rule, {"v": None}, "v is NoneType"),
+        (fla.chunk_gated_delta_product, {"num_householder": 2.0}, "num_householder is 2.0; it must be a whole number"),
+        (fla.chunk_gated_delta_product, {"num_householder": 1, "k": None}, "k is NoneType"),
+        (fla.chunk_gated_delta_product, {"num_householder": 1, "g": 0.0}, "g is float"),
+    ],
+)
+def test_bad_input_of_one_gate_a_head(function, options, message):
+    with pytest.raises(ValueError, match=message):
+        function(**_DATA | {"g": -_DATA["g"][..., 0].abs()} | options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"A_log": torch.zeros(3)}, "A_log has 3 numbers on cpu; it must have 4"),
+        ({"A_log": torch.zeros(4), "dt_bias": torch.zeros(4)}, "dt_bias has 4 numbers on cpu; it must have 32"),
+        ({"A_log": torch.zeros(4), "lower_bound": 3.0}, "lower_bound is 3.0; it must be a number below 0"),
+        ({"g": torch.zeros(3), "A_log": torch.zeros(1)}, r"the shape of g is \[3\]; it must be \[..., H, K\]"),
+    ],
+)
+def test_bad_input_of_the_gate_alone(options, message):
+    with pytest.raises(ValueError, match=message):
+        fla.fused_kda_gate(**{"g": _DATA["g"]} | options)
+
+
+def test_the_states_between_chunks_are_refused_over_ranks():
+    with pytest.raises(ValueError, match="return_intermediate_states is True; it must be False with cp_context"):
+        fla.chunk_kda(**_DATA, return_intermediate_states=True, cp_context=object())
+
+
+@pytest.mark.parametrize("bounds", [[0, 40], [0, 50, 40, T]])
+def test_the_states_between_chunks_check_the_lengths(bounds):
+    with torch.inference_mode(), pytest.raises(ValueError, match="cu_seqlens is "):
+        fla.chunk_kda(
+            **{name: x[:1] for name, x in _DATA.items()},
+            return_intermediate_states=True,
+            cu_seqlens=torch.tensor(bounds),
+        )
 
 
 def test_the_old_name_of_a_layout_warns():

@@ -93,6 +93,40 @@ def test_drafts_of_different_lengths_and_none():
     assert torch.equal(pool[[2, 3, 5, 6, 7, 8]], before[[2, 3, 5, 6, 7, 8]])
 
 
+@pytest.mark.parametrize("separate", [False, True])
+def test_options_with_a_row_a_token_go_with_their_tokens(separate):
+    """Signs given beside log|alpha|, and separate gates: a padded row does not disturb the others."""
+    q, k, v, g, beta = draw(4)
+    sign = torch.randint(0, 2, g.shape, dtype=torch.int8) * 2 - 1
+    given = {"sign": sign} | ({"erase": torch.rand_like(g), "write": torch.rand_like(v)} if separate else {})
+    tokens = [q, k, v, -g.abs(), None if separate else beta.sigmoid()]
+    pool = new_pool(False)
+
+    def expected(a, b, slot):
+        part = [None if x is None else x[None, a:b] for x in tokens]
+        options = {name: x[None, a:b] for name, x in given.items()}
+        return complex_kda(*part, **options, initial_state=pool[slot : slot + 1].contiguous(), output_final_state=True)
+
+    used = pool.clone()
+    o = serving.step(*tokens, used, torch.tensor([-1, 3, 5, -1]), **given)
+    for row, slot in ((1, 3), (2, 5)):
+        o_row, state = expected(row, row + 1, slot)
+        torch.testing.assert_close(o[row], o_row[0, 0])
+        torch.testing.assert_close(used[slot], state[0])
+    used, table = pool.clone(), torch.tensor([[0, 1, 2], [6, 7, 8]])
+    o = serving.verify(*tokens, used, table, cu_seqlens=torch.tensor([0, 3, 4]), **given)
+    o_first, state = expected(0, 3, 0)
+    torch.testing.assert_close(o[:3], o_first[0])
+    torch.testing.assert_close(used[2], state[0])
+    whole = [None if x is None else x.unsqueeze(0) for x in tokens]
+    o, state, _ = serving.states_every(*whole, 3, **{name: x.unsqueeze(0) for name, x in given.items()})
+    expected_o, expected_state = complex_kda(
+        *whole, **{name: x.unsqueeze(0) for name, x in given.items()}, output_final_state=True
+    )
+    torch.testing.assert_close(o, expected_o)
+    torch.testing.assert_close(state, expected_state)
+
+
 def test_a_pool_of_bfloat16_is_rounded_once_a_call():
     tokens, pool = [x.float() for x in draw(1)], new_pool(False, dtype=torch.bfloat16)
     start = pool[3:4].float().contiguous()
@@ -124,3 +158,25 @@ def test_bad_input():
         serving.step(*tokens, pool, torch.tensor([0, 9]))
     with pytest.raises(ValueError, match="slots has 1 slots a sequence; the longest has 2 tokens"):
         serving.verify(*tokens, pool, torch.tensor([[0]]), cu_seqlens=torch.tensor([0, 2]))
+    drafts = {"slots": torch.tensor([[0, 1]]), "cu_seqlens": torch.tensor([0, 2])}
+    for changed, message in (
+        ({"accepted": torch.tensor([0])}, "accepted is .0.; its entries must be from 1 to the number of slots, 2"),
+        ({"accepted": torch.tensor([1, 1])}, r"accepted is torch.int64 \[2\]; it must be whole numbers \[N\] = \[1\]"),
+        (
+            {"cu_seqlens": torch.tensor([0, 3])},
+            r"cu_seqlens is \[0, 3\]; it must be non-decreasing from 0 to at most 2",
+        ),
+        ({"slots": torch.tensor([[0.0, 1.0]])}, "slots is torch.float32 on cpu; it must be whole numbers"),
+        ({"slots": [[0, 1]]}, "slots is list; it must be a tensor"),
+        ({"pool": pool.long()}, "pool is torch.int64 on cpu; it must be floating numbers"),
+        ({"pool": pool[:0]}, r"pool is of shape \[0, 2, 4, 3\]; it must be a tensor with at least one row"),
+        ({"g": tokens[3][:1]}, "the shape of g is .*; its first axis must be that of q, 2"),
+    ):
+        call = dict(zip(("q", "k", "v", "g", "beta"), tokens, strict=True)) | {"pool": pool} | drafts | changed
+        with pytest.raises(ValueError, match=message):
+            serving.verify(**call)
+    whole = [x.unsqueeze(0) for x in tokens]
+    with pytest.raises(ValueError, match=r"fresh is torch.int64 \[1\]; it must be torch.bool \[N\] = \[1\]"):
+        serving.prefill(*whole, pool, torch.tensor([0]), fresh=torch.tensor([1]))
+    with pytest.raises(ValueError, match=r"cu_seqlens is \[0, ..., 1\]; it must be \[0, ..., T = 2\]"):
+        serving.states_every(*whole, 4, cu_seqlens=torch.tensor([0, 1]))
