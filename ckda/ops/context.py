@@ -27,6 +27,7 @@ batch; 1 with cu_seqlens); B, T, HV, K, V as elsewhere, T the tokens of this ran
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import torch
 from torch import Tensor, distributed
@@ -68,7 +69,12 @@ class Context:
             raise ValueError(
                 "there is no process group; start with torchrun, or call torch.distributed.init_process_group"
             )
-        return distributed.get_world_size(self.group)
+        size = distributed.get_world_size(self.group)
+        if size < 1:
+            raise ValueError(
+                "the context's group does not hold this rank; every rank that makes the call must be in it"
+            )
+        return size
 
     @property
     def rank(self) -> int:
@@ -152,7 +158,7 @@ def _check(call: Call, context: Context) -> None:
         refused = None
     except ValueError as error:
         refused = str(error)
-    if call.q.device.type == "cpu":
+    if all(x.device.type == "cpu" for x in call.tensors if isinstance(x, Tensor)):
         refused = _check_others(call, context, refused)
     if refused is not None:
         raise ValueError(refused)
@@ -193,10 +199,18 @@ def _sizes(call: Call, context: Context) -> dict[str, int]:
     """What must be the same on all ranks."""
     (B, T, _, K), (HV, V) = call.q.shape, call.v.shape[2:]
     sizes = {"T": T, "B": B, "HV": HV, "K": K, "V": V, "N": call.num_sequences, "pieces a rank": context.per_rank}
-    return sizes | {"bytes a number": call.v.element_size()}
+    bounds = None if call.cu_seqlens is None else call.cu_seqlens.tolist()
+    options = (call.gate, call.beta_range, call.normalize_qk, call.scale, call.erase is None)
+    return sizes | {
+        "bytes a number": call.v.element_size(),
+        "the number of initial states": 0 if call.initial_state is None else len(call.initial_state),
+        "output_final_state": int(call.output_final_state),
+        "the checksum of cu_seqlens": crc32(repr(bounds).encode()),
+        "the checksum of gate, beta_range, normalize_qk, scale and erase": crc32(repr(options).encode()),
+    }
 
 
-_NUM_SIZES = 8
+_NUM_SIZES = 12
 
 
 def _first_refusal(context: Context, refused: str | None) -> str:
@@ -422,6 +436,11 @@ def complex_kda_context(
         Traceback (most recent call last):
         ValueError: there is no process group; start with torchrun, or call torch.distributed.init_process_group
     """
+    if not isinstance(context, Context):
+        raise ValueError(f"context is {type(context).__name__}; it must be a ckda.ops.context.Context")
+    unknown = [name for name in options if name not in Call._fields]
+    if unknown:
+        raise ValueError(f"there is no argument {unknown[0]}; there are those of complex_kda, and context")
     call = Call(q, k, v, g, beta, **options)
     n, packed, want = context.per_rank, call.cu_seqlens is not None, call.output_final_state
     _check(call, context)

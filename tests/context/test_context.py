@@ -44,6 +44,7 @@ def check_refusals(said: list[dict[str, Any]]) -> None:
     """Bad input stops every rank with a sentence."""
     assert said[0]["parts"] == "T is 8 here but 6 on rank 1 of the context; every part must have the same length"
     assert said[1]["parts"] == "T is 6 here but 8 on rank 0 of the context; every part must have the same length"
+    of = " of the context"
     layout = "the shape of initial_state is [2, 2, 3, 4]; it must be [N, HV, K, V] = [2, 2, 4, 3]"
     for rank, sentences in enumerate(said):
         assert sentences["odd"].startswith("T is 7; it must be even")
@@ -53,6 +54,19 @@ def check_refusals(said: list[dict[str, Any]]) -> None:
         assert sentences["cu_seqlens"] == (
             "cu_seqlens is [0, ..., 8]; it must be [0, ..., 32], over the tokens of all ranks"
         )
+        same = "; it must be the same on all ranks"
+        if rank != 1:
+            assert sentences["one rank's state"] == f"the number of initial states is 0 here but 2 on rank 1{of}{same}"
+            assert sentences["one rank's final state"] == f"output_final_state is 0 here but 1 on rank 1{of}{same}"
+            assert (
+                sentences["one rank's q"]
+                == "rank 1 of the context refuses its part: q is NoneType; it must be a tensor"
+            )
+        assert sentences["other bounds"].startswith("the checksum of cu_seqlens is ")
+        assert sentences["other gate"].startswith("the checksum of gate, beta_range, normalize_qk, scale and erase is ")
+        assert sentences["keyword"] == "there is no argument head_first; there are those of complex_kda, and context"
+        assert sentences["context"].endswith("; it must be a ckda.ops.context.Context")
+        assert sentences["outside"].startswith("the context's group does not hold this rank")
         assert sentences["short piece"].startswith("a piece has 2 tokens; it must have at least 3")
         assert sentences["attention"].startswith("context and attention_mask are given, but gated-attention would need")
         assert sentences["labels"].startswith("labels are given with a context; give shift_labels")

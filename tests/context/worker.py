@@ -295,7 +295,7 @@ def not_finite(context: Context) -> list[bool]:
     return [bool(x.isfinite().all()) for x in (o[:, :13], o[:, 13:20], o[:, 20:])]
 
 
-def refusals(context: Context) -> dict[str, str]:
+def refusals(context: Context, outside: Context) -> dict[str, str]:
     """The sentence each bad input gets, on every rank."""
 
     def sentence(run: Callable[[], Any]) -> str:
@@ -314,6 +314,8 @@ def refusals(context: Context) -> dict[str, str]:
     zigzag = Context(context.group, True)
     transposed = torch.zeros(2, 2, 3, 4, dtype=torch.float64)
     layer, model = build_mixer("ckda", 8, 1, 8, conv_size=4), small_model()
+    one = context.rank == 1
+    state, bounds = transposed.mT.contiguous(), torch.tensor([0, 8 + one, 32])
     hybrid = small_model(hybrid="gated-attention", hybrid_every=2)
     tokens = torch.zeros(1, 8, dtype=torch.int64)
     return {
@@ -324,6 +326,14 @@ def refusals(context: Context) -> dict[str, str]:
             context, initial_state=transposed if context.rank == 1 else transposed.mT.contiguous()
         ),
         "cu_seqlens": said(context, **packed, cu_seqlens=torch.tensor([0, 8])),
+        "one rank's state": said(context, initial_state=state if one else None),
+        "one rank's final state": said(context, output_final_state=one),
+        "other bounds": said(context, **packed, cu_seqlens=bounds),
+        "other gate": said(context, gate="sigmoid" if one else "signed"),
+        "one rank's q": said(context, **{"q": None} if one else {}),
+        "keyword": said(context, head_first=True),
+        "context": sentence(lambda: complex_kda_context(**make_call(T=8), context=context.group)),
+        "outside": sentence(lambda: outside.size),
         "short piece": sentence(lambda: layer(torch.zeros(1, 2, 8), context=context)),
         "attention": sentence(lambda: hybrid(tokens, attention_mask=torch.ones_like(tokens), context=context)),
         "labels": sentence(lambda: model(tokens, labels=tokens, context=context)),
@@ -352,7 +362,7 @@ def main() -> dict[str, Any]:
         "float32": float32_excess(four),
         "bytes": bytes_sent(four),
         "finite": not_finite(four),
-        "refusals": refusals(contexts["4 ranks"]),
+        "refusals": refusals(contexts["4 ranks"], Context(pairs[distributed.get_rank() < 2])),
     }
     distributed.destroy_process_group()
     return result
