@@ -103,7 +103,7 @@ def accelerate(*clients: str, quiet: bool = False) -> Accelerated:
         transformers.models.kimi_linear.modeling_kimi_linear.recurrent_kimi_delta_attention is now
         ckda.compat.fla.fused_recurrent_kda
     """
-    unknown = [name for name in clients if name not in CLIENTS]
+    unknown = [name for name in clients if not isinstance(name, str) or name not in CLIENTS]
     if unknown:
         raise ValueError(f"there is no client {unknown[0]!r}; there are {', '.join(CLIENTS)}")
     replaced: list[Replaced] = []
@@ -115,6 +115,8 @@ def accelerate(*clients: str, quiet: bool = False) -> Accelerated:
         except ImportError as error:
             absent[client] = str(error)
     if clients and absent:
+        for one in replaced:
+            _put_back(one.module, one.name)
         raise ImportError("; ".join(f"{client}: {why}" for client, why in absent.items()))
     result = Accelerated(replaced, absent)
     if not quiet:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import KimiLinearForCausalLM
+from transformers import KimiLinearConfig, KimiLinearForCausalLM
 from transformers.models.kimi_linear import modeling_kimi_linear as kimi
 
 from ckda.compat.fla import l2norm
@@ -82,19 +82,21 @@ def add_factor(layer: nn.Module) -> SignedDeltaAttention:
     return layer
 
 
+class _WithFactors(KimiLinearForCausalLM):
+    """Kimi-Linear that has its factors before weights are loaded, so that they are among them."""
+
+    def __init__(self, config: Any):
+        super().__init__(config)
+        for layer in [x for x in self.modules() if isinstance(x, kimi.KimiLinearDeltaAttention)]:
+            add_factor(layer)
+
+
 def load(folder: str | Path) -> Any:
     """Kimi-Linear from a folder, with sign factors: those saved there, or new ones."""
-    from safetensors.torch import load_file
-
     from ckda.compat.signs import convert
 
-    model = KimiLinearForCausalLM.from_pretrained(folder)
-    saved = bool(getattr(model.config, "sign_factor", False))
-    convert(model)
-    if saved:
-        weights = {
-            name: x for file in sorted(Path(folder).glob("*.safetensors")) for name, x in load_file(file).items()
-        }
-        factors = {name: x for name, x in weights.items() if ".s_proj." in name or ".t_proj." in name}
-        model.load_state_dict(factors, strict=False)
+    if not getattr(KimiLinearConfig.from_pretrained(folder), "sign_factor", False):
+        return convert(KimiLinearForCausalLM.from_pretrained(folder))
+    model: Any = _WithFactors.from_pretrained(folder)
+    model.__class__ = KimiLinearForCausalLM
     return model

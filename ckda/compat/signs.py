@@ -4,6 +4,7 @@ The function at the start is the old one, over any length: s is exactly 1, so th
 turn gates negative (:mod:`ckda.layers.sign_factor`), and with them learn what positive gates cannot hold.
 """
 
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from ckda.record import read_json
 
 __all__ = ["convert", "with_sign_factor"]
 
+#: layers that have their factors: ours and Kimi-Linear's
+_CONVERTED = ("SignFactor", "SignedDeltaAttention")
+
 
 def convert(source: Any) -> Any:
     """The model with a sign factor on every KDA layer: in place for a model, loaded first for a folder.
@@ -24,7 +28,7 @@ def convert(source: Any) -> Any:
     Args:
         source: a model that holds KDA layers, ours (:class:`ckda.ComplexKDA` with a positive gate) or transformers' Kimi-Linear;
             or the folder of one: FLA's KDA (config.json with model_type "kda"), Kimi-Linear's, or ours. A folder that was saved
-            after conversion is loaded with its factors.
+            after conversion is loaded with its factors; a model that has them stays as it is.
 
     Example:
         >>> layers = nn.Sequential(ComplexKDA(32, 2, 8, gate="sigmoid", beta_range=1), nn.Linear(32, 32))
@@ -35,6 +39,8 @@ def convert(source: Any) -> Any:
     """
     if isinstance(source, nn.Module):
         return _converted(source)
+    if not isinstance(source, str | PathLike):
+        raise ValueError(f"source is {type(source).__name__}; it must be a model or the folder of one")
     folder = Path(source)
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json; it must be the folder of a KDA checkpoint, or a model")
@@ -70,6 +76,8 @@ def _converted(model: nn.Module) -> nn.Module:
 
         for one in kimi:
             add_factor(one)
+    if not found and not kimi and any(type(x).__name__ in _CONVERTED for x in model.modules()):
+        return model
     if not found and not kimi:
         raise ValueError(f"{type(model).__name__} holds no KDA layer; it must hold ckda.ComplexKDA or Kimi-Linear's")
     config: Any = getattr(model, "config", None)

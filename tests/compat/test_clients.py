@@ -215,6 +215,11 @@ def test_bad_input(monkeypatch, tmp_path):
     monkeypatch.setitem(CLIENTS, "none", ("nowhere_to_be_found.layers", {}))
     with pytest.raises(ImportError, match="none: nowhere_to_be_found is not installed"):
         accelerate("none")
+    with pytest.raises(ImportError, match="none: nowhere_to_be_found is not installed"):
+        accelerate("kimi_linear", "none")
+    assert restore() == [], "what is refused replaces nothing"
+    with pytest.raises(ValueError, match=r"there is no client \['kimi_linear'\]"):
+        accelerate(["kimi_linear"])
     (tmp_path / "broken_client.py").write_text("raise RuntimeError('no driver')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(CLIENTS, "broken", ("broken_client", {}))

@@ -73,8 +73,21 @@ def test_the_same_model_with_gradients_for_its_factors_saved_and_loaded(name, tm
     shake(model)
     changed = logits(model, tokens)
     assert not torch.allclose(changed, before, atol=1e-3)
-    model.save_pretrained(tmp_path)
+    assert ckda.convert(model) is model, "what has its factors stays as it is"
+    torch.testing.assert_close(logits(model, tokens), changed)
+    model.save_pretrained(tmp_path, max_shard_size="10KB")
     torch.testing.assert_close(logits(ckda.convert(tmp_path).eval(), tokens), changed)
+
+
+def test_loading_saved_factors_of_kimi_linear_reports_nothing_left_out(tmp_path):
+    from ckda.compat.kimi import _WithFactors
+
+    ckda.convert(kimi()).save_pretrained(tmp_path)
+    model, report = _WithFactors.from_pretrained(tmp_path, output_loading_info=True)
+    assert not report["unexpected_keys"]
+    assert not report["missing_keys"]
+    assert type(ckda.convert(tmp_path)).__name__ == "KimiLinearForCausalLM"
+    assert all(type(x).__name__ != "KimiLinearDeltaAttention" for x in model.modules())
 
 
 def test_decoding_of_kimi_linear_with_signs_is_its_forward_pass():
@@ -134,6 +147,8 @@ def test_bad_input(tmp_path):
         ckda.convert(nn.Linear(2, 2))
     with pytest.raises(ValueError, match=r"has no config\.json"):
         ckda.convert(tmp_path)
+    with pytest.raises(ValueError, match="source is int; it must be a model or the folder of one"):
+        ckda.convert(3)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(ValueError, match="model_type is 'llama'"):
         ckda.convert(tmp_path)
