@@ -145,7 +145,8 @@ def verify(
         o_t, following = complex_kda_step(**_at(at, tokens), state=state, **options)
         o[torch.where(here, at, total)] = o_t
         _write(pool, slot, rows, following[rows], v_first)
-        state = torch.where(here.view(N, 1, 1, 1), following, state)
+        if t + 1 < W:
+            state = torch.where(here.view(N, 1, 1, 1), following, state)
     return o[:total]
 
 
