@@ -168,6 +168,7 @@ class Change:
     restarts: int = 0  #: seeds begun with, of which `keep` go on; 0: those asked for
     cull_share: float = 1 / 3  #: of the updates after which they are chosen
     from_weights: bool = False  #: whether it begins from trained weights
+    goes_on: str = ""  #: the recipe by which its own weights are trained on; "": none
 
     def then(self, other: "Change") -> "Change":
         """Both together, the other one winning."""
@@ -179,11 +180,13 @@ class Change:
             other.restarts or self.restarts,
             other.cull_share if other.restarts else self.cull_share,
             other.from_weights or self.from_weights,
+            other.goes_on or self.goes_on,
         )
 
     def settings(self) -> tuple:
         """What it sets, without the words."""
-        return self.training, self.model, self.task, self.restarts, self.restarts and self.cull_share, self.from_weights
+        restarts = self.restarts and self.cull_share
+        return self.training, self.model, self.task, self.restarts, restarts, self.from_weights, self.goes_on
 
     def recipe(self, **more: Any) -> Recipe:
         """The whole recipe, with further fields of :class:`ckda.train.Recipe`."""

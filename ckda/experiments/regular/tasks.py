@@ -120,15 +120,22 @@ class Task(ABC):
         """After which letters the letter and the answer say all that a model has to know; like x."""
         return torch.ones_like(x, dtype=torch.bool)
 
+    def meaning(self, layer: int, x: Tensor, y: Tensor) -> Tensor:
+        """What a readout of this layer, counted from 0, has to be a function of: letter and answer, as one number; UNASKED where
+        :meth:`settled` does not say so."""
+        return torch.where(self.settled(x) & (y != UNASKED), x * self.num_classes + y, UNASKED)
+
     def penalty(self, name: str, trace: dict[str, Tensor], y: Tensor) -> Tensor:
-        """[R] "closure": equal letter and equal answer, equal readout in every layer, where :meth:`settled` says so."""
+        """[R] "closure": equal :meth:`meaning`, equal readout; mean over layers."""
         if name != "closure":
             raise ValueError(f"there is no penalty {name!r}; there is 'closure'")
-        x = trace["x"][:, :, 1:]
-        kept = self.settled(x) & (y != UNASKED)
-        none = self.num_letters * self.num_classes
-        label = torch.where(kept, x * self.num_classes + y, none)
-        return closure(trace["o"][:, :, 1:] * kept[..., None, None], label, none + 1)
+        none = self.num_letters * max(self.num_letters, self.num_classes)
+        errors = []
+        for layer, o in enumerate(trace["o"][:, :, 1:].chunk(self.layers, -2)):
+            label = self.meaning(layer, trace["x"][:, :, 1:], y)
+            asked = label != UNASKED
+            errors.append(closure(o * asked[..., None, None], torch.where(asked, label, none), none + 1))
+        return torch.stack(errors).mean(0)
 
     def key(self) -> dict[str, Any]:
         """What two runs must agree on."""
@@ -202,6 +209,21 @@ class Arithmetic(Task):
     def settled(self, x: Tensor) -> Tensor:
         """After + and -: a finished product is all in the sum."""
         return (x == _PLUS) | (x == _MINUS)
+
+    def meaning(self, layer: int, x: Tensor, y: Tensor) -> Tensor:
+        """In the first layer + and - are all that is known after them, and with the next digit that digit: the product begins
+        anew there, and the sum is not made there."""
+        if layer > 0:
+            return super().meaning(layer, x, y)
+        settled = self.settled(x)
+        begins = torch.zeros_like(settled)  # a product, by its first digit
+        begins[..., 1:] = settled[..., :-1]
+        before = torch.where(begins, x.roll(1, -1), x)
+        return torch.where(settled | begins, before * self.num_letters + x, UNASKED)
+
+    def key(self) -> dict[str, Any]:
+        """Also what the penalty asks of the first layer; records without it asked for letter and answer."""
+        return super().key() | {"first_layer": "letters"}
 
 
 class Brackets(Task):

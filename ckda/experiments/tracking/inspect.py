@@ -153,7 +153,7 @@ def found_representation(model: Tracker, task: WordProblem, mean: np.ndarray, he
 def exactness(model: Tracker, task: WordProblem) -> list[dict[str, float]]:
     """For each head how far its letters are from acting like a finite group (:class:`.penalties.Inexactness`)."""
     seen = model.symbols()
-    errors = inexactness(seen["A"][None], seen["b"][None], seen["start"][None], task.pairs)
+    errors = inexactness(seen["A"][None], seen["b"][None], seen["start"][None], task.pairs[:, None])
     heads = torch.stack(errors)[:, 0].T.tolist()
     return [dict(zip(errors._fields, head, strict=True)) for head in heads]
 

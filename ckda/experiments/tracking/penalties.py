@@ -40,13 +40,14 @@ def inexactness(A: Tensor, b: Tensor, start: Tensor, pairs: Tensor) -> Inexactne
 
     Args:
         A: [R, n, H, K, K] the transition of each letter. b: [R, n, H, K, V] what it writes.
-        start: [R, H, K, V] the state that words begin from. pairs: [2, number] letters x and y.
+        start: [R, H, K, V] the state that words begin from. pairs: [2, R or 1, number] letters
+            x and y.
 
     Example:
         >>> turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
         >>> A = torch.stack([torch.linalg.matrix_power(turn, i) for i in range(4)]).view(1, 4, 1, 2, 2)  # Z4
         >>> b = (torch.eye(2) - A) @ torch.ones(2, 3)  # about a point that is not the origin
-        >>> start, pairs = torch.zeros(1, 1, 2, 3), torch.tensor([[0, 1, 1], [1, 1, 2]])
+        >>> start, pairs = torch.zeros(1, 1, 2, 3), torch.tensor([[0, 1, 1], [1, 1, 2]]).unsqueeze(1)
         >>> [[f"{float(error):.3f}" for error in inexactness(*maps, start, pairs)] for maps in ((A, b), (0.99 * A, b))]
         [['0.000', '1.000', '0.000', '0.000'], ['0.004', '1.000', '0.000', '0.000']]
     """
@@ -75,8 +76,10 @@ def relations(A: Tensor, b: Tensor, start: Tensor, pairs: Tensor, sharp: bool = 
 
 def _unturned(A: Tensor, spread: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
     """[R, H] the mean over pairs of the error at the first power that is near, and the share of pairs that have one."""
-    x, y = pairs
-    power = {1: A.index_select(1, x) @ A.index_select(1, y)}
+    R, n = A.shape[:2]
+    own = pairs + n * torch.arange(R, device=A.device)[:, None]  # places along both axes at once
+    x, y = (A.flatten(0, 1).index_select(0, place.flatten()).unflatten(0, (R, -1)) for place in own)
+    power = {1: x @ y}
     for d in _POWERS[1:]:
         power[d] = power[d // 2] @ power[d - d // 2]
     eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
@@ -131,7 +134,8 @@ def check_penalties(model: Any, penalties: Iterable[str], task: Any) -> None:
     if not hasattr(model.mixer, "read"):
         raise ValueError("the recipe has penalties, but this mixer has no recurrent state to look at")
     seen = model.symbols()
-    needs = {"closure": (), "defect": ("alpha", "beta"), "homomorphism": ("A",), "relations": _MAPS, "sharp": _MAPS}
+    needs = {"closure": (), "defect": ("alpha", "beta"), "homomorphism": ("A",), "relations": _MAPS}
+    needs |= {"sharp": _MAPS, "sampled": _MAPS}
     for name in penalties:
         missing = [part for part in needs[name] if part not in seen]
         if missing:

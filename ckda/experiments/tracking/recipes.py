@@ -11,6 +11,10 @@ __all__ = ["RECIPES", "SHORTER"]
 
 _STAGES: dict[str, tuple[str, dict[str, Any]]] = {
     "from-2": ("ten stages, from length 2 on", {"curriculum": (2, 3, 4, 5, 6, 8, 12, 16, 24, 32)}),
+    "long-from-2": (
+        "twelve stages, from length 2 on, lengths 4 to 6 twice as long: there groups are found",
+        {"curriculum": (2, 3, 4, 4, 5, 5, 6, 6, 8, 12, 16, 32)},
+    ),
     "generators-first": (
         "words over two generators first, then over the whole group",
         {"curriculum": (4, 8, 16, 32, 4, 8, 16, 32), "letters": ("generators",) * 4 + ("all",) * 4},
@@ -110,6 +114,13 @@ def _smoothing(text: str) -> Change:
     return Change(f"labels smoothed by {float(text):g}", task={"smoothing": float(text)})
 
 
+def _then(text: str) -> Change:
+    """RECIPE: then train on from these weights by finish or polish, as a run of its own"""
+    if text not in _FROM_WEIGHTS:
+        raise ValueError(f"there are {', '.join(f'then={name}' for name in _FROM_WEIGHTS)}")
+    return Change(f"then {text}: {_FROM_WEIGHTS[text][1]}", goes_on=text)
+
+
 def _penalties() -> dict[str, Change]:
     made = {
         name: Change(text, {"penalties": weights, "ramp": (0.0, 0.0)}) for name, (text, weights) in _PENALTIES.items()
@@ -128,6 +139,10 @@ def _penalties() -> dict[str, Change]:
         "relations-sharp": Change(
             f"{about}, harder the nearer a head is to it", {"penalties": {"sharp": 0.1}, "ramp": (0.0, 0.0)}
         ),
+        "relations-sampled": Change(
+            "the same on 64 pairs of letters an update, which is cheaper",
+            {"penalties": {"sampled": 0.1}, "ramp": (0.0, 0.0)},
+        ),
     }
 
 
@@ -136,6 +151,17 @@ _FINISH = Change(
     {"steps": 500, "batch": 256, "curriculum": (32,), "lr_muon": 0.01, "lr_adamw": 2.5e-3},
     from_weights=True,
 )
+
+_FROM_WEIGHTS = {
+    "finish": (
+        "begin=trained+penalty=relations-sharp+momentum=0.95",
+        "500 updates from trained weights (--from) that make nearly exact heads exact",
+    ),
+    "polish": (
+        "begin=trained+penalty=relations-sampled+steps=1k+momentum=0.95",
+        "1000 updates from trained weights (--from) to the same end, cheap with many heads and letters",
+    ),
+}
 
 RECIPES = Book(
     base=Change(
@@ -159,6 +185,7 @@ RECIPES = Book(
         "keep": _keep,
         "momentum": _momentum,
         "smoothing": _smoothing,
+        "then": _then,
         "lr-muon": _rate("lr_muon", "Muon"),
         "lr-adamw": _rate("lr_adamw", "AdamW"),
     },
@@ -181,10 +208,11 @@ RECIPES = Book(
             "init=quaternions+curriculum=theory+steps=3k+batch=256",
             "A5 from the paper's construction: two heads of four start as quaternions (app:A5const)",
         ),
-        "finish": (
-            "begin=trained+penalty=relations-sharp+momentum=0.95",
-            "500 updates from trained weights (--from) that make nearly exact heads exact",
+        "wide": (
+            "init=orthogonal-quarter+curriculum=long-from-2+heads=96x4+steps=18k+batch=256+momentum=0.95+smoothing=0.1+then=polish",
+            "96 small heads that start near orthogonal transitions, smoothed labels, then polish: for A5 from random keys",
         ),
+        **_FROM_WEIGHTS,
     },
     old={
         "10k": "steps=10k",

@@ -31,7 +31,7 @@ from ckda.layers.mixers import MIXERS
 from ckda.record import environment, write_json
 from ckda.train import Ensemble, Recipe, TimeUp, train
 from ckda.train.loop import loss_words
-from ckda.train.recipe import steps_word
+from ckda.train.recipe import Change, steps_word
 from ckda.train.weights import places_of, read_weights
 
 __all__ = [
@@ -173,6 +173,7 @@ class _Job(NamedTuple):
     recipe_name: str
     ensemble: Ensemble
     task: WordProblem
+    goes_on: str = ""  # the recipe by which its weights are trained on, in a run of its own
 
 
 def title(group: str, mixer: str, recipe: str, smoke: bool = False) -> str:
@@ -212,8 +213,29 @@ def run(config: TrackConfig, quiet: bool = True, advise: Callable[[float], None]
     """
     began = time.perf_counter()
     device = pick_device(config.device)
-    lengths = config.lengths or _default_lengths(config, device)
-    jobs, store = _jobs(config, device), Store(Path(config.out))
+    jobs = _jobs(config, device)
+    found = _run_jobs(jobs, config, device, quiet, began, advise)
+    trained_on = [_trained_on(job, config, device) for job in jobs if job.goes_on and job.name in found]
+    found |= _run_jobs(trained_on, config, device, quiet, began)
+    jobs = [*jobs, *trained_on]
+    return TrackResult(
+        {job.name: found[job.name] for job in jobs if job.name in found},
+        {job.name: _unfinished(job) for job in jobs if job.name not in found},
+        environment(device),
+        time.perf_counter() - began,
+    )
+
+
+def _run_jobs(
+    jobs: list[_Job],
+    config: TrackConfig,
+    device: str,
+    quiet: bool,
+    began: float,
+    advise: Callable[[float], None] | None = None,
+) -> dict[str, TrackRun]:
+    """Train those that are missing and score them, as far as the time limit lets; the finished ones by name."""
+    lengths, store = config.lengths or _default_lengths(config, device), Store(Path(config.out))
     found: dict[str, TrackRun] = {}
     missing = []
     for job in jobs:
@@ -236,12 +258,7 @@ def run(config: TrackConfig, quiet: bool = True, advise: Callable[[float], None]
             break
         for job in part:
             found[job.name] = _finish(job, store, lengths, config.words, seconds, len(part))
-    return TrackResult(
-        {job.name: found[job.name] for job in jobs if job.name in found},
-        {job.name: _unfinished(job) for job in jobs if job.name not in found},
-        environment(device),
-        time.perf_counter() - began,
-    )
+    return found
 
 
 def collect(folders: Sequence[str | Path], groups: Sequence[str] = (), trained_at: str | None = None) -> TrackResult:
@@ -280,16 +297,40 @@ def _default_lengths(config: TrackConfig, device: str) -> tuple[int, ...]:
 
 
 def _jobs(config: TrackConfig, device: str) -> list[_Job]:
-    jobs = []
-    for group, mixer, recipe in product(config.groups, config.mixers, config.recipes):
-        try:
-            recipe = RECIPES.name(recipe)
-            task = replace(task_named(group), **RECIPES.read(recipe).task)
-            name = title(group, mixer, recipe, config.smoke)
-            jobs.append(_Job(name, group, mixer, recipe, _ensemble(config, task, mixer, recipe, device), task))
-        except ValueError as error:
-            raise ValueError(f"{group} with {mixer} by {recipe}: {error}") from error
-    return jobs
+    return [
+        _job(config, group, mixer, recipe, device)
+        for group, mixer, recipe in product(config.groups, config.mixers, config.recipes)
+    ]
+
+
+def _job(config: TrackConfig, group: str, mixer: str, recipe: str, device: str, called: str = "") -> _Job:
+    """One run; `called` is its recipe in the run's name, where that is not the recipe's own name."""
+    try:
+        change = RECIPES.read(recipe)
+        recipe = "+".join(word for word in RECIPES.parts(recipe) if not word.startswith("then=")) or "paper"
+        task = replace(task_named(group), **change.task)
+        ensemble = _ensemble(config, task, mixer, recipe, device)
+        goes_on = "" if change.from_weights else change.goes_on
+        if goes_on:
+            _check_going_on(config, task, mixer, change, RECIPES.read(f"{recipe}+{goes_on}"))
+    except ValueError as error:
+        raise ValueError(f"{group} with {mixer} by {recipe}: {error}") from error
+    return _Job(title(group, mixer, called or recipe, config.smoke), group, mixer, recipe, ensemble, task, goes_on)
+
+
+def _trained_on(job: _Job, config: TrackConfig, device: str) -> _Job:
+    """The run that begins from the weights of a finished one, by the recipe that its own recipe names."""
+    begin = str(Store(Path(config.out)).files(job.name).weights)
+    going_on = replace(config, begin=begin, num_seeds=None)
+    recipe, called = f"{job.recipe_name}+{job.goes_on}", f"{job.recipe_name}.then={job.goes_on}"
+    return _job(going_on, job.group, job.mixer, recipe, device, called)
+
+
+def _check_going_on(config: TrackConfig, task: WordProblem, mixer: str, first: Change, then: Change) -> None:
+    """ValueError now rather than after the first training."""
+    if config.begin or first.restarts:
+        raise ValueError("then= follows a training from random weights of which no seed is dropped")
+    check_penalties(build_tracker(mixer, task, **then.model), then.recipe().penalties, task)
 
 
 def _ensemble(config: TrackConfig, task: WordProblem, mixer: str, name: str, device: str) -> Ensemble:

@@ -33,6 +33,7 @@ __all__ = ["WordProblem", "correct_products", "read_table", "scaled_accuracy", "
 
 #: sequences of a batch on which penalties are computed
 _PENALTY_WORDS = 256
+_SAMPLED_PAIRS = 64  # of letters, of each replica
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +147,7 @@ class WordProblem:
         return each.view_as(y).mean((1, 2))
 
     def penalty(self, name: str, trace: dict[str, Tensor], y: Tensor) -> Tensor:
-        """[R] one of five, from the model's trace (:meth:`ckda.experiments.tracking.model.Tracker.forward`):
+        """[R] one of six, from the model's trace (:meth:`ckda.experiments.tracking.model.Tracker.forward`):
 
         closure        equal input and product, equal readout (:func:`ckda.experiments.common.closure.closure`), each head
         defect         mean of 1 - alpha^2 plus mean of beta (2 - beta): zero exactly where transitions are orthogonal
@@ -154,6 +155,7 @@ class WordProblem:
                        transitions of the elements multiply like the elements
         relations      the letters move the state like a finite group, whichever (:func:`.penalties.relations`)
         sharp          the same by the logarithm of each head's error
+        sampled        the same on 64 pairs of letters alone, those that the batch's first words begin with
         """
         if name == "closure":
             o, x, y = (t[:, :_PENALTY_WORDS] for t in (trace["o"], trace["x"], y))
@@ -168,11 +170,14 @@ class WordProblem:
             products = A.unsqueeze(3) @ A.unsqueeze(2)  # [R, H, n, n, K, K]
             images = A.index_select(2, table.flatten()).unflatten(2, table.shape)
             return (products - images).square().sum((-2, -1)).flatten(1).mean(1) / A.shape[-1]
-        if name in ("relations", "sharp"):
+        if name in ("relations", "sharp", "sampled"):
             A, b, start = (trace[part] for part in ("A", "b", "start"))
-            return relations(A, b, start, self._tensor("pairs", A.device), name == "sharp")
+            pairs = self._tensor("pairs", A.device).unsqueeze(1)
+            if name == "sampled":
+                pairs = trace["x"][:, :_SAMPLED_PAIRS, 1:3].permute(2, 0, 1)
+            return relations(A, b, start, pairs, name != "relations")
         raise ValueError(
-            f"there is no penalty {name!r}; there are 'closure', 'defect', 'homomorphism', 'relations' and 'sharp'"
+            f"there is no penalty {name!r}; there are 'closure', 'defect', 'homomorphism', 'relations', 'sharp' and 'sampled'"
         )
 
     def key(self) -> dict[str, Any]:

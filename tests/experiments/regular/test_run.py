@@ -61,22 +61,28 @@ def test_a_first_layer_by_symbol_is_the_layer(task):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3 * b.abs().max().item())
 
 
-def test_the_closure_penalty_is_zero_where_readouts_are_functions_of_letter_and_answer():
+def test_the_closure_penalty_is_zero_where_readouts_are_functions_of_what_they_mean():
+    """Arithmetic, first layer: after + and - of the letter, after the next digit of both; second layer: of letter and answer."""
     task = TASKS["arithmetic"]
     x, y = task.batch(8, 40, torch.Generator().manual_seed(0))
-    settled = task.settled(x[:, 1:])
-    assert set(x[:, 1:][settled].tolist()) == {5, 6}
-    table = torch.randn(8, 5, 2, 3)
-    o = torch.cat([torch.randn(8, 1, 2, 3), table[x[:, 1:], y]], 1)
-    seen = {
-        "x": x[None],
-        "o": torch.where(torch.cat([settled[:, :1], settled], 1)[..., None, None], o, torch.randn_like(o))[None],
-    }
-    assert task.penalty("closure", seen, y[None]).item() < 1e-12
-    seen["o"] = seen["o"] * torch.linspace(1, 2, 41).view(1, 1, -1, 1, 1)
-    assert task.penalty("closure", seen, y[None]).item() > 1e-3
+    x, y = x[None], y[None]
+    letters = x[:, :, 1:]
+    settled = task.settled(letters)
+    assert set(letters[settled].tolist()) == {5, 6}
+    first, second = (task.meaning(layer, letters, y) for layer in range(2))
+    assert torch.equal(second >= 0, settled)
+    assert torch.equal(first >= 0, settled | torch.nn.functional.pad(settled[..., :-1], (1, 0)))
+    assert len(first.unique()) == 1 + 2 + 2 * 5
+    table = torch.randn(64, 2, 3)  # of one head a layer
+    o = torch.randn(1, 8, 41, 2, 3)
+    for layer, label in enumerate((first, second)):
+        o[:, :, 1:, layer] = torch.where((label >= 0)[..., None], table[label.clamp_min(0), layer], o[:, :, 1:, layer])
+    assert task.penalty("closure", {"x": x, "o": o}, y).item() < 1e-12
+    assert task.penalty("closure", {"x": x, "o": o.flip(-2)}, y).item() > 1e-3
+    grown = o * torch.linspace(1, 2, 41).view(1, 1, -1, 1, 1)
+    assert task.penalty("closure", {"x": x, "o": grown}, y).item() > 1e-3
     with pytest.raises(ValueError, match="there is 'closure'"):
-        task.penalty("turns", seen, y[None])
+        task.penalty("turns", {"x": x, "o": o}, y)
 
 
 def test_the_command_trains_scores_and_goes_on(tmp_path, capsys):

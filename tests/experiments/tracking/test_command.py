@@ -1,6 +1,7 @@
 """``ckda track`` from the outside."""
 
 import argparse
+import hashlib
 import json
 import signal
 
@@ -108,6 +109,29 @@ def test_training_goes_on_from_weights(tmp_path, capsys, refused):
     refused([*SMOKE, "S3", "--recipe", "sharpen", "--from", str(damaged)], "holds no weights")
     refused([*SMOKE, "S3", *again, "--seeds", "3"], "has no seed 2; it has 0, 1")
     refused([*SMOKE, "S4", *again, "--seeds", "1"], "no weights of this group and mixer")
+
+
+def test_one_command_trains_and_goes_on_from_its_own_weights(tmp_path, capsys, refused):
+    """A run of its own each: the first may be there already, and the second begins from its very weights."""
+    command = [*SMOKE, "Z3", "--seeds", "2", "--lengths", "8", "--out", str(tmp_path), "--json", "--recipe"]
+    assert main([*command, "quick+smoothing=0.1"]) == 0
+    first, second = "Z3-ckda+quick+smoothing=0.1+smoke", "Z3-ckda+quick+smoothing=0.1.then=polish+smoke"
+    stamp = (tmp_path / f"runs/{first}.json").stat().st_mtime_ns
+    capsys.readouterr()
+    assert main([*command, "quick+smoothing=0.1+then=polish"]) == 0
+    assert list(json.loads(capsys.readouterr().out)["runs"]) == [first, second]
+    assert (tmp_path / f"runs/{first}.json").stat().st_mtime_ns == stamp
+    record = json.loads((tmp_path / f"runs/{second}.json").read_text())
+    weights = (tmp_path / f"runs/{first}.pt").read_bytes()
+    assert record["key"]["began_from"] == hashlib.sha256(weights).hexdigest()[:16]
+    assert record["seeds"] == [0, 1]
+    assert record["key"]["task"]["smoothing"] == 0.1
+    assert record["recipe"]["penalties"] == {"sampled": 0.1}
+    assert main([*command, "quick+then=polish", "--time-limit", "0"]) == 3
+    assert list(json.loads(capsys.readouterr().out)["absent"]) == ["Z3-ckda+quick+smoke"]
+    refused([*command, "closed+then=finish"], "of which no seed is dropped")
+    refused([*command, "quick+then=closed"], "there are then=finish, then=polish")
+    refused([*command, "quick+then=polish", "--mixer", "gru"], "needs A, b, start of the transition")
 
 
 def without_times(result):

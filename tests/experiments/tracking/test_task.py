@@ -109,14 +109,16 @@ def test_penalties_vanish_where_they_should():
         "alpha": torch.tensor([1.0, -1.0]).view(1, 2, 1, 1),
         "beta": torch.tensor([0.0, 2.0]).view(1, 2, 1),
     }
-    for name in ("closure", "defect", "homomorphism", "relations", "sharp"):
-        assert float(task.penalty(name, trace, y)) < {"relations": 1e-8, "sharp": 1e-4}.get(name, 1e-10), name
+    names = ("closure", "defect", "homomorphism", "relations", "sharp", "sampled")
+    for name in names:
+        least = {"relations": 1e-8, "sharp": 1e-4, "sampled": 1e-4}.get(name, 1e-10)
+        assert float(task.penalty(name, trace, y)) < least, name
     broken = trace | {
         "o": trace["o"] * torch.rand(1, 4, 10, 1, 1),
         "A": 0.9 * trace["A"],
         "alpha": 0.9 * trace["alpha"],
     }
-    for name in ("closure", "defect", "homomorphism", "relations", "sharp"):
+    for name in names:
         assert float(task.penalty(name, broken, y)) > 1e-3, name
     with pytest.raises(ValueError, match="no penalty 'beauty'"):
         task.penalty("beauty", trace, y)
@@ -143,6 +145,23 @@ def test_relations_hold_for_quaternions_and_not_for_their_neighbours():
     turned = torch.nn.functional.normalize(q + noise, dim=-1)
     for broken in (trace(turned, turned @ C), trace(q, q @ C + noise[:, :3]), trace(q, q @ C, 0.99 * signs)):
         assert float(task.penalty("relations", broken, y)) > 1e-5
+
+
+def test_sampled_relations_are_those_of_the_words_first_letters():
+    """Each replica has its own pairs; where the words begin with all pairs, nothing differs."""
+    task = WordProblem.named("Z3")
+    x = torch.zeros(2, 6, 3, dtype=torch.long)
+    x[..., 1:] = torch.stack([task.pairs.T, task.pairs.T.flip(0)])
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"A": (2, 3, 4, 5, 5), "b": (2, 3, 4, 5, 2), "start": (2, 4, 5, 2)}
+    trace = {name: torch.randn(shape, generator=generator) / 30 for name, shape in shapes.items()} | {"x": x}
+    trace["A"] = 0.9 * torch.eye(5) + trace["A"]
+    y = torch.zeros(2, 6, 2, dtype=torch.long)
+    torch.testing.assert_close(task.penalty("sampled", trace, y), task.penalty("sharp", trace, y))
+    x[1, :, 1:] = 0
+    sampled, sharp = (task.penalty(name, trace, y) for name in ("sampled", "sharp"))
+    torch.testing.assert_close(sampled[0], sharp[0])
+    assert sampled[1] != sharp[1]
 
 
 def test_quaternions_multiply_like_a5():
