@@ -75,6 +75,9 @@ class Value:
     def __getitem__(self, key: Any) -> "Value":
         return Value(self.x[key])
 
+    def __bool__(self) -> bool:
+        return bool(self.x)
+
     def __index__(self) -> int:
         return int(self.x)
 
@@ -445,6 +448,14 @@ def _sum(x: Value, axis: int) -> Value:
     return Value(x.x.sum(axis, dtype=x.x.dtype))
 
 
+def _least(x: Value, axis: int) -> Value:
+    return Value(x.x.amin(axis))
+
+
+def _most(x: Value, axis: int) -> Value:
+    return Value(x.x.amax(axis))
+
+
 def _cumsum(x: Value, axis: int, reverse: bool = False) -> Value:
     return Value(x.x.flip(axis).cumsum(axis).flip(axis) if reverse else x.x.cumsum(axis))
 
@@ -482,6 +493,8 @@ _SAME: dict[str, Any] = DTYPES | {
     "store": _store,
     "where": _where,
     "sum": _sum,
+    "min": _least,
+    "max": _most,
     "cumsum": _cumsum,
     "full": _full,
     "zeros": lambda shape, dtype, layout=None: _full(shape, 0, dtype),

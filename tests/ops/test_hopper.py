@@ -1,5 +1,6 @@
 """Hopper's kernels by the 2x rule: on a CPU by plain torch (tests/ops/gluon.py); on a GPU those that are chosen by name only."""
 
+import math
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -89,6 +90,39 @@ def test_later_tokens_change_nothing_before(settings: dict[str, Any]) -> None:
     plain, changed = (run(x, "triton-hopper", gradients=False)["o"] for x in (call, perturbed(call, 40)))
     assert_same_bits({"o": plain[:, :40]}, {"o": changed[:, :40]})
     assert not torch.equal(plain[:, 40:], changed[:, 40:])
+
+
+def _calm(settings: dict[str, Any], harsh: dict[int, float]) -> dict[str, Any]:
+    """A call whose gates multiply to some 2^-3 a chunk, but for the tokens that have log2|alpha| of their own."""
+    call = _call({"gate": None} | settings)
+    random_logs = torch.rand(call["g"].shape, generator=torch.Generator().manual_seed(0))
+    call["g"] = (-0.06 * random_logs).to(call["g"].dtype)
+    for token, log2 in harsh.items():
+        call["g"][:, token, :, 1::2] = log2 * math.log(2)
+    return call
+
+
+@on_a_cpu
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize(
+    "harsh", [{}, {0: -30.0}, {40: -300.0}, {45: -50.0, 50: -45.0, 60: -40.0}, {40: -math.inf}, {33: -7.0, 34: -3.0}]
+)
+def test_calm_chunks_and_others_keep_the_rule(dtype: torch.dtype, harsh: dict[int, float]) -> None:
+    call = _calm({"T": 96, "K": 128, "V": 64, "dtype": dtype, "initial": True}, harsh)
+    check_kernels([compare(call, "triton-hopper", plain="chunked")])
+
+
+@on_a_cpu
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("token", [32, 33, 47, 63])
+def test_what_follows_does_not_decide_by_which_way_a_row_goes(dtype: torch.dtype, token: int) -> None:
+    """A chunk is no longer calm, or has no calm beginning, for a later token's sake: the rows before keep their bits."""
+    settings = {"T": 64, "K": 64, "V": 64, "dtype": dtype}
+    calm, broken = (run(_calm(settings, x), "triton-hopper", gradients=False)["o"] for x in ({}, {token: -200.0}))
+    assert_same_bits({"o": calm[:, :token]}, {"o": broken[:, :token]})
+    assert not torch.equal(calm[:, token:], broken[:, token:])
 
 
 @on_a_cpu

@@ -34,8 +34,10 @@ from ckda.ops.triton.hopper.tile import (
     TILES_ARRIVE,
     USED_ARRIVE,
     across_border,
+    block_decays,
     by_pairs,
     by_rows,
+    calm_middle,
     channel_tile,
     chunk_place,
     clear_behind,
@@ -44,6 +46,7 @@ from ckda.ops.triton.hopper.tile import (
     fetch_tile,
     head_gate,
     held_log,
+    is_calm,
     left_operand,
     lines,
     plus,
@@ -69,7 +72,7 @@ STATES = gl.constexpr(2)  # that come with them: S and dS
 # the tiles along the channels: the parts of t_keys where BOUNDED, and otherwise q and k
 SLOT_K_BACK, SLOT_K_FORWARD, SLOT_Q_FORWARD, SLOT_FORWARD, NUM_DECAYED = (gl.constexpr(i) for i in range(5))
 QUERY, KEY, NUM_RAW = (gl.constexpr(i) for i in range(3))
-# the matrices [C, C], each in two parts: D and dA where BOUNDED, and otherwise N and dA of each border
+# the matrices [C, C], each in two parts: D and dA where BOUNDED, and otherwise N and dA of blocks and of each border
 D, D_LOW, DA, DA_LOW, NUM_SQUARES = (gl.constexpr(i) for i in range(5))
 N, N_LOW = D, D_LOW
 ONWARD = gl.constexpr(0)  # where BOUNDED the only matrix by which logs are summed: from a token on
@@ -232,13 +235,86 @@ def _bounded_channels(
     )
 
 
+@gluon.constexpr_function
+def _before_borders(BASE):
+    """How many squares come before those of the first border, where shift is BASE: those of the blocks, where there are any."""
+    return NUM_SQUARES.value * ((1 if BASE > 0 else 0) - BASE)
+
+
+@gluon.jit
+def _block_pairs(
+    b_dq, b_drow, b_dk, b_dlog, b_q, b_k, b_erase, b_high, b_low, s_block, s_middle, s_squares,
+    BK: gl.constexpr, C: gl.constexpr, ERASE: gl.constexpr,
+):  # fmt: skip
+    """What the pairs within a block add to the gradients: as `_bounded_channels`, from q, k and the logs."""
+    b_forward, b_back = block_decays(b_high, b_low, s_block, s_middle, BK, C)
+    b_key = rounded(b_k.to(gl.float32) * b_back, s_middle.dtype)
+    s_dA, s_dA_low = s_squares.index(DA), s_squares.index(DA_LOW)
+    s_N, s_N_low = s_squares.index(N), s_squares.index(N_LOW)
+    b_row = times(b_key, s_dA.permute((1, 0)), BK, C)
+    b_row = warpgroup_mma_wait(0, deps=[plus(b_row, b_key, s_dA_low.permute((1, 0)), BK, C)])
+    b_dq += b_forward * b_row
+    b_query = rounded(b_q.to(gl.float32) * b_forward, s_middle.dtype)
+    b_dlog += b_query.to(gl.float32) * b_row
+    b_row = times(b_key, s_N.permute((1, 0)), BK, C)
+    b_row = warpgroup_mma_wait(0, deps=[plus(b_row, b_key, s_N_low.permute((1, 0)), BK, C)])
+    b_row_key = rounded(b_k.to(gl.float32) * b_erase * b_forward, s_middle.dtype)
+    b_dlog -= b_row_key.to(gl.float32) * b_row
+    if ERASE:
+        b_drow -= b_forward * b_row
+    else:
+        b_dk -= b_forward * b_row
+    b_column = plus(times(b_query, s_dA, BK, C), b_query, s_dA_low, BK, C)
+    b_row_key = -b_row_key
+    b_column = plus(plus(b_column, b_row_key, s_N, BK, C), b_row_key, s_N_low, BK, C)
+    b_column = warpgroup_mma_wait(0, deps=[b_column])
+    b_dlog -= b_key.to(gl.float32) * b_column
+    b_dk += b_back * b_column
+    return b_dq, b_drow, b_dk, b_dlog
+
+
+@gluon.jit
+def _border_pairs(
+    b_dq, b_drow, b_dk, b_dlog, b_q, b_k, b_erase, b_high, b_low, s_squares, s_M, levels,
+    BK: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, BASE: gl.constexpr, ERASE: gl.constexpr,
+):  # fmt: skip
+    """What the pairs across borders add to the gradients, border by border: `_unbounded_gradients`."""
+    b_token = gl.arange(0, C, gl.SliceLayout(0, product(BK, C)))[None, :]
+    b_sums = span_sums(b_high, b_low, s_M.index(BORDERS), BK, C)
+    for shift in range(BASE, levels):
+        b_decay = gl.exp2(warpgroup_mma_wait(0, deps=[b_sums]))
+        b_query = rounded(b_q.to(gl.float32) * b_decay, s_M.dtype)
+        m_right = (b_token >> shift) % 2 == 1
+        b_key = rounded(b_k.to(gl.float32) * gl.where(m_right, b_erase, 1.0) * b_decay, s_M.dtype)
+        at = shift * NUM_SQUARES + _before_borders(BASE)
+        s_N, s_N_low = s_squares.index(at + N), s_squares.index(at + N_LOW)
+        s_dA, s_dA_low = s_squares.index(at + DA), s_squares.index(at + DA_LOW)
+        b_keys = plus(times(b_key, s_N, BK, C), b_key, s_N_low, BK, C)
+        b_row = times(b_key, s_dA.permute((1, 0)), BK, C)
+        b_row = plus(b_row, b_key, s_dA_low.permute((1, 0)), BK, C)
+        b_column = plus(times(b_query, s_dA, BK, C), b_query, s_dA_low, BK, C)
+        b_sums = span_sums(b_high, b_low, s_M.index(BORDERS + gl.minimum(shift + 1, LEVELS - 1) - BASE), BK, C)
+        b_keys, b_row, b_column = warpgroup_mma_wait(2, deps=[b_keys, b_row, b_column])
+        b_side = gl.where(m_right, b_keys, -b_keys)
+        b_dlog += b_query.to(gl.float32) * b_row - b_key.to(gl.float32) * (b_side + b_column)
+        b_dq += b_decay * b_row
+        if ERASE:
+            b_drow -= b_decay * gl.where(m_right, b_keys, 0.0)
+            b_dk += b_decay * gl.where(m_right, 0.0, b_column - b_keys)
+        else:
+            b_dk += b_decay * (b_column - b_keys)
+    b_sums = warpgroup_mma_wait(0, deps=[b_sums])
+    return b_dq, b_drow, b_dk, b_dlog
+
+
 @gluon.jit
 def _unbounded_channels(
-    b_dq, b_drow, b_dk, b_through, b_q, b_k, b_erase, b_log, b_last, s_squares, s_M,
+    b_dq, b_drow, b_dk, b_through, b_q, b_k, b_erase, b_log, b_last, calm, s_squares, s_M,
     levels,
-    BK: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, ERASE: gl.constexpr,
+    BK: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, BASE: gl.constexpr, ERASE: gl.constexpr,
 ):  # fmt: skip
-    """The same from q and k as used (rounded, signs included) and the logs, border by border: `_unbounded_gradients`.
+    """The same from q and k as used (rounded, signs included) and the logs: pairs within blocks from their middle, the others border
+    by border. A calm chunk is one block.
 
     Without ERASE keys as rows and as columns are one: all of dk is in b_dk, to spare registers. `levels` is LEVELS as a
     number of the run time: a constant would let the compiler unroll the loop, and what then does not fit the registers spills.
@@ -258,38 +334,32 @@ def _unbounded_channels(
     b_through += gl.sum(b_k.to(gl.float32) * b_dk, 1)
     if not ERASE:
         b_dk += b_drow
-    b_sums = span_sums(b_high, b_low, s_M.index(BORDERS), BK, C)
-    for shift in range(levels):
-        b_decay = gl.exp2(warpgroup_mma_wait(0, deps=[b_sums]))
-        b_query = rounded(b_q.to(gl.float32) * b_decay, s_M.dtype)
-        m_right = (b_token >> shift) % 2 == 1
-        b_key = rounded(b_k.to(gl.float32) * gl.where(m_right, b_erase, 1.0) * b_decay, s_M.dtype)
-        at = shift * NUM_SQUARES
-        s_N, s_N_low = s_squares.index(at + N), s_squares.index(at + N_LOW)
-        s_dA, s_dA_low = s_squares.index(at + DA), s_squares.index(at + DA_LOW)
-        b_keys = plus(times(b_key, s_N, BK, C), b_key, s_N_low, BK, C)
-        b_row = times(b_key, s_dA.permute((1, 0)), BK, C)
-        b_row = plus(b_row, b_key, s_dA_low.permute((1, 0)), BK, C)
-        b_column = plus(times(b_query, s_dA, BK, C), b_query, s_dA_low, BK, C)
-        b_sums = span_sums(b_high, b_low, s_M.index(BORDERS + gl.minimum(shift + 1, LEVELS - 1)), BK, C)
-        b_keys, b_row, b_column = warpgroup_mma_wait(2, deps=[b_keys, b_row, b_column])
-        b_side = gl.where(m_right, b_keys, -b_keys)
-        b_dlog += b_query.to(gl.float32) * b_row - b_key.to(gl.float32) * (b_side + b_column)
-        b_dq += b_decay * b_row
-        if ERASE:
-            b_drow -= b_decay * gl.where(m_right, b_keys, 0.0)
-            b_dk += b_decay * gl.where(m_right, 0.0, b_column - b_keys)
-        else:
-            b_dk += b_decay * (b_column - b_keys)
-    b_sums = warpgroup_mma_wait(0, deps=[b_sums])
+    CALM: gl.constexpr = calm_middle(LEVELS, BASE)
+    if BASE > 0:
+        BLOCK: gl.constexpr = BORDERS + LEVELS - BASE
+        s_block = s_M.index(gl.where(calm, THROUGH, BLOCK))
+        s_middle = s_M.index(gl.where(calm, CALM, BLOCK + 1))
+        b_dq, b_drow, b_dk, b_dlog = _block_pairs(
+            b_dq, b_drow, b_dk, b_dlog, b_q, b_k, b_erase, b_high, b_low, s_block, s_middle, s_squares, BK, C, ERASE
+        )
+    elif calm:
+        b_dq, b_drow, b_dk, b_dlog = _block_pairs(
+            b_dq, b_drow, b_dk, b_dlog, b_q, b_k, b_erase, b_high, b_low, s_M.index(THROUGH), s_M.index(CALM), s_squares, BK, C, ERASE
+        )
+    if not calm:
+        b_dq, b_drow, b_dk, b_dlog = _border_pairs(
+            b_dq, b_drow, b_dk, b_dlog, b_q, b_k, b_erase, b_high, b_low, s_squares, s_M, levels, BK, C, LEVELS, BASE, ERASE
+        )
     return b_dq, b_drow, b_dk, b_dlog, b_through
 
 
 @gluon.jit
 def _store_squares(
-    b_D, b_dA, b_rho, s_squares, Q: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, BOUNDED: gl.constexpr
+    b_D, b_dA, b_rho, calm, s_squares, Q: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, BASE: gl.constexpr,
+    BOUNDED: gl.constexpr,
 ):  # fmt: skip
-    """D and dA as operands in two parts; where not BOUNDED N + N^T, N = D rho, and dA, of each border's pairs."""
+    """D and dA as operands in two parts. Where not BOUNDED, N = D rho and dA of the pairs within blocks, or of all pairs of a calm
+    chunk; and N + N^T and dA of each border's pairs."""
     b_row = gl.arange(0, C, gl.SliceLayout(1, Q))[:, None]
     b_column = gl.arange(0, C, gl.SliceLayout(0, Q))[None, :]
     if BOUNDED:
@@ -297,13 +367,21 @@ def _store_squares(
         _store_halves(b_dA, s_squares.index(DA), s_squares.index(DA_LOW))
     else:
         b_N = b_D * b_rho
-        b_N += gl.convert_layout(gl.permute(b_N, (1, 0)), Q)
-        for shift in gl.static_range(LEVELS):
-            m_pairs = across_border(b_row, b_column, shift)
-            m_both = m_pairs | across_border(b_column, b_row, shift)
-            at = shift * NUM_SQUARES
-            _store_halves(gl.where(m_both, b_N, 0.0), s_squares.index(at + N), s_squares.index(at + N_LOW))
-            _store_halves(gl.where(m_pairs, b_dA, 0.0), s_squares.index(at + DA), s_squares.index(at + DA_LOW))
+        if calm:
+            _store_halves(b_N, s_squares.index(N), s_squares.index(N_LOW))
+            _store_halves(b_dA, s_squares.index(DA), s_squares.index(DA_LOW))
+        else:
+            if BASE > 0:
+                m_block = (b_row >> BASE) == (b_column >> BASE)
+                _store_halves(gl.where(m_block, b_N, 0.0), s_squares.index(N), s_squares.index(N_LOW))
+                _store_halves(gl.where(m_block, b_dA, 0.0), s_squares.index(DA), s_squares.index(DA_LOW))
+            b_N += gl.convert_layout(gl.permute(b_N, (1, 0)), Q)
+            for shift in gl.static_range(BASE, LEVELS):
+                m_pairs = across_border(b_row, b_column, shift)
+                m_both = m_pairs | across_border(b_column, b_row, shift)
+                at = shift * NUM_SQUARES + _before_borders(BASE)
+                _store_halves(gl.where(m_both, b_N, 0.0), s_squares.index(at + N), s_squares.index(at + N_LOW))
+                _store_halves(gl.where(m_pairs, b_dA, 0.0), s_squares.index(at + DA), s_squares.index(at + DA_LOW))
 
 
 @gluon.jit
@@ -366,13 +444,13 @@ def _earlier_values(
 
 @gluon.jit
 def _run(
-    p_beta, p_sign, p_erase, p_A_log, p_dt_bias, p_A, p_G, p_starts, p_ends,
+    p_beta, p_sign, p_erase, p_A_log, p_dt_bias, p_A, p_G, p_end, p_starts, p_ends,
     t_dq, t_dk, t_dg, p_dq, p_dk, p_dg, p_dbeta, p_derase, p_dlog_rate, p_dbias,
     s_S, s_dS, s_values, s_channels, s_g, s_scalars, s_out, s_squares, s_M, s_sums, ready, free, num_chunks, T, NC, scale,
     HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, C: gl.constexpr,
     GATE: gl.constexpr, SIGNED: gl.constexpr, ERASE: gl.constexpr,
     HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr, NORMALIZE: gl.constexpr, BETA_RANGE: gl.constexpr,
-    LEVELS: gl.constexpr, BOUNDED: gl.constexpr, PLACES: gl.constexpr, HALVES: gl.constexpr,
+    LEVELS: gl.constexpr, BASE: gl.constexpr, BOUNDED: gl.constexpr, PLACES: gl.constexpr, HALVES: gl.constexpr,
 ):  # fmt: skip
     """The warps that compute."""
     NV: gl.constexpr = (V + BV - 1) // BV
@@ -389,7 +467,8 @@ def _run(
     if BOUNDED:
         s_M.index(ONWARD).store(gl.where(b_from >= b_to, 1.0, 0.0).to(DT))
     else:
-        store_spans(s_M, b_from, b_to, LEVELS, 0)
+        store_spans(s_M, b_from, b_to, LEVELS, BASE)
+        s_M.index(calm_middle(LEVELS, BASE)).store(gl.where((b_from < C // 2) & (b_to < C), 1.0, 0.0).to(DT))
     b_channel = gl.arange(0, BK, by_channel)
     b_token = gl.arange(0, C, by_token)[None, :]
     phase = 0
@@ -407,6 +486,9 @@ def _run(
         if BETA_RANGE > 0:
             b_beta = gl.load(p_beta + o_line, mask=b_row < num, other=0.0).to(gl.float32)
         b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, column, K, BK, C, HAS_A_LOG, HAS_DT_BIAS)
+        calm = True
+        if not BOUNDED:
+            calm = is_calm(gl.min(gl.abs(gl.load(p_end + gl.cast(item, gl.int64) * BK + b_channel)), 0), DT)
         LOW: gl.constexpr = gl.float16 == DT or GATE == "none"  # whose gradients have the digits for it
         if NV == 2:
             (
@@ -449,7 +531,7 @@ def _run(
             o_A = ((chunk * C + b_from).to(gl.int64) * HV + i_hv) * C + b_to
             b_du_y = gl.load(p_A + o_A).to(gl.float32) * b_dA - gl.load(p_G + o_A) * b_D
             s_sums.index(DU_Y).store(gl.sum(b_du_y, 0))
-        _store_squares(b_D, gl.where(m_lower, b_dA * b_rho, 0.0), b_rho, s_squares, Q, C, LEVELS, BOUNDED)
+        _store_squares(b_D, gl.where(m_lower, b_dA * b_rho, 0.0), b_rho, calm, s_squares, Q, C, LEVELS, BASE, BOUNDED)
 
         # of tokens with themselves
         b_diagonal, b_y_dv, b_v_dv, b_q_dq = _token_sums(s_values, R)
@@ -523,12 +605,14 @@ def _run(
                 b_erase,
                 b_log,
                 b_last,
+                calm,
                 s_squares,
                 s_M,
                 gl.minimum(LEVELS, num_chunks + LEVELS),
                 BK,
                 C,
                 LEVELS,
+                BASE,
                 ERASE,
             )
             b_own = b_dlog
@@ -627,6 +711,7 @@ def hopper_gradient_kernel(
     p_G,  # float32 [ROWS, HV, C], where beta is given
     p_rho,  # [ROWS, HV]
     p_norms,  # [3, ROWS, HV]
+    p_end,  # [num_chunks, HV, HALVES * BK], where not BOUNDED
     p_starts,  # [num_chunks] where PLACES is "packed"
     p_ends,
     p_beta,  # [B * T, HV]
@@ -664,6 +749,7 @@ def hopper_gradient_kernel(
     NORMALIZE: gl.constexpr,
     BETA_RANGE: gl.constexpr,
     LEVELS: gl.constexpr,  # log2 of C
+    BASE: gl.constexpr,  # that of a block, where not BOUNDED; 0: borders alone
     BOUNDED: gl.constexpr,
     PLACES: gl.constexpr,  # "whole", "ragged" (T is no multiple of C) or "packed"
     HALVES: gl.constexpr,  # of K, each of BK channels; more than one not where beta is given
@@ -681,19 +767,19 @@ def hopper_gradient_kernel(
     s_S, s_dS = room_for_one(BV, BK, DT), room_for_one(BV, BK, DT)
     s_values, s_channels = room(NUM_VALUES, C, BV, DT), room(NUM_DECAYED if BOUNDED else NUM_RAW, C, BK, DT)
     s_g, s_out = room_for_one(C, BK, t_g.dtype), room(OUTPUTS - 1 if t_dg is None else OUTPUTS, C, BK, DT)
-    s_squares = room(NUM_SQUARES if BOUNDED else NUM_SQUARES * LEVELS, C, C, DT)
-    s_M = room(1 if BOUNDED else BORDERS + LEVELS, C, C, DT)
+    s_squares = room(NUM_SQUARES if BOUNDED else NUM_SQUARES * LEVELS + _before_borders(BASE), C, C, DT)
+    s_M = room(1 if BOUNDED else calm_middle(LEVELS, BASE) + 1, C, C, DT)
     gl.warp_specialize(
         [
             (
                 _run,
                 (
-                    p_beta, p_sign, p_erase, p_A_log, p_dt_bias, p_A, p_G, p_starts, p_ends,
+                    p_beta, p_sign, p_erase, p_A_log, p_dt_bias, p_A, p_G, p_end, p_starts, p_ends,
                     t_dq, t_dk, t_dg, p_dq, p_dk, p_dg, p_dbeta, p_derase, p_dlog_rate, p_dbias,
                     s_S, s_dS, s_values, s_channels, s_g, s_scalars, s_out, s_squares, s_M, s_sums, ready, free,
                     num_chunks, T, NC, scale,
                     HV, K, V, BK, BV, C, GATE, SIGNED, ERASE,
-                    HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BOUNDED, PLACES, HALVES,
+                    HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BASE, BOUNDED, PLACES, HALVES,
                 ),
             ),
             (

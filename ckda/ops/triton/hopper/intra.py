@@ -19,6 +19,7 @@ from ckda.ops.triton.hopper.tile import (
     A_LOW,
     AFTER,
     BORDERS,
+    CALM_BEGIN,
     DT_BYTES,
     FETCH_REGISTERS,
     FETCH_WARPS,
@@ -35,6 +36,7 @@ from ckda.ops.triton.hopper.tile import (
     block_decays,
     by_pairs,
     by_rows,
+    calm_range,
     channel_tile,
     chunk_place,
     clear_behind,
@@ -120,17 +122,6 @@ def _bounded_tiles(b_q, b_k, b_erase, b_cum, b_count, s_out, p_start, p_end, o_s
 
 
 @gluon.jit
-def _unbounded_tiles(b_q, b_k, b_erase, b_gamma, b_to_end, b_last, s_out, p_start, p_end, o_slot, C: gl.constexpr):
-    """Decays from the chunk's start and to its end: three tiles; b_last is the sign of Gamma [BK], signs are in q and k too."""
-    b_token = gl.arange(0, C, gl.SliceLayout(0, b_q.type.layout))[None, :]
-    gl.store(p_start + o_slot, gl.zeros_like(b_last) + 1.0)
-    gl.store(p_end + o_slot, gl.sum(gl.where(b_token == C - 1, b_gamma, 0.0), 1) * b_last)
-    s_out.index(Q_FORWARD).permute((1, 0)).store(rounded(b_q.to(gl.float32) * b_gamma, s_out.dtype))
-    s_out.index(K_FORWARD).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_erase * b_gamma, s_out.dtype))
-    s_out.index(K_BACK).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_to_end * b_last[:, None], s_out.dtype))
-
-
-@gluon.jit
 def _pair_products(s_query, s_key, Q: gl.constexpr, C: gl.constexpr):
     """query^T key and key^T key [C, C] of tiles [C, BK] in shared memory; the left operand of the second is s_key[1]."""
     left: gl.constexpr = gl.DotOperandLayout(0, Q, 2)
@@ -141,20 +132,19 @@ def _pair_products(s_query, s_key, Q: gl.constexpr, C: gl.constexpr):
 
 @gluon.jit
 def _border_products(
-    b_q, b_k, b_erase, b_log, b_high, b_low, b_diagonal, s_out, s_M,
+    b_q, b_k, b_erase, b_high, b_low, s_out, s_M,
     Q: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, BASE: gl.constexpr,
 ):  # fmt: skip
-    """A and G: pairs within blocks first, then border by border (`_unbounded_products`). A border's decayed tiles lie in shared
+    """A, but for its diagonal, and G: pairs within blocks first, then border by border (`_unbounded_products`). A border's decayed tiles lie in shared
     memory, in two places that are used in turn."""
     b_token = gl.arange(0, C, gl.SliceLayout(0, b_q.type.layout))[None, :]
     BK: gl.constexpr = b_q.shape[0]
     b_row = gl.arange(0, C, gl.SliceLayout(1, Q))[:, None]
     b_column = gl.arange(0, C, gl.SliceLayout(0, Q))[None, :]
-    b_A = gl.where(b_row == b_column, b_diagonal[:, None], 0.0)
-    b_G = gl.zeros([C, C], gl.float32, Q)
+    b_A, b_G = gl.zeros([C, C], gl.float32, Q), gl.zeros([C, C], gl.float32, Q)
     if BASE > 0:
         b_forward, b_back = block_decays(
-            b_log, s_M.index(BORDERS + LEVELS - BASE), s_M.index(BORDERS + LEVELS - BASE + 1), BK, C
+            b_high, b_low, s_M.index(BORDERS + LEVELS - BASE), s_M.index(BORDERS + LEVELS - BASE + 1), BK, C
         )
         s_query, s_row, s_key = s_out.index(Q_FORWARD), s_out.index(K_FORWARD), s_out.index(K_BACK)
         s_query.permute((1, 0)).store(rounded(b_q.to(gl.float32) * b_forward, s_out.dtype))
@@ -211,7 +201,8 @@ def _run(
     fence_async_shared()
     gl.thread_barrier()
     b_channel = gl.arange(0, BK, by_channel)
-    b_token = gl.arange(0, C, by_token)[None, :]
+    b_token_line = gl.arange(0, C, by_token)
+    b_token = b_token_line[None, :]
     num_lines = ROWS.to(gl.int64) * HV
     n = 0
     begin, num = chunk_place(gl.program_id(0) // HV, p_starts, p_ends, T, NC, C, PLACES)
@@ -291,12 +282,38 @@ def _run(
             b_diagonal = s_lines.index(DIAGONAL).load(gl.SliceLayout(1, Q))
             b_q, b_k = rounded(b_q, DT), rounded(b_k, DT)  # a key in bfloat16 times a power of two is as it was
             b_gamma = gl.exp2(b_cum)
-            b_A, b_G = _border_products(
-                b_q, b_k, b_erase, b_log, b_high, b_low, b_diagonal, s_out, s_M, Q, C, LEVELS, BASE
-            )
+            gl.store(p_start + o_slot, gl.zeros_like(b_last) + 1.0)
+            gl.store(p_end + o_slot, gl.sum(gl.where(b_token == C - 1, b_gamma, 0.0), 1) * b_last)
+            # A row goes the short way if what lies before it, and the chunk's first token, are calm: no later token has a say.
+            b_least = gl.min(b_cum, 0)
+            begins = gl.max(gl.where(b_token_line == 0, b_least, -float("inf")), 0) >= -CALM_BEGIN
+            whole = begins & (gl.min(b_least, 0) >= -calm_range(DT))
+            m_calm = begins & (gl.convert_layout(b_least, gl.SliceLayout(1, Q)) >= -calm_range(DT))[:, None]
+            # the tiles that leave, and keys over their decays from the chunk's start
+            b_query = rounded(b_q.to(gl.float32) * b_gamma, DT)
+            b_row_key = rounded(b_k.to(gl.float32) * b_erase * b_gamma, DT)
+            b_inverse_key = rounded(b_k.to(gl.float32) * gl.exp2(-b_cum), DT)
             b_to_end = gl.exp2(warpgroup_mma_wait(0, deps=[span_sums(b_high, b_low, s_M.index(AFTER), BK, C)]))
-            gl.thread_barrier()  # the borders' tiles are used up
-            _unbounded_tiles(b_q, b_k, b_erase, b_gamma, b_to_end, b_last, s_out, p_start, p_end, o_slot, C)
+            b_key = rounded(b_k.to(gl.float32) * b_to_end * b_last[:, None], DT)
+            s_query, s_row_key, s_key = s_out.index(Q_FORWARD), s_out.index(K_FORWARD), s_out.index(K_BACK)
+            b_A, b_G = gl.zeros([C, C], gl.float32, Q), gl.zeros([C, C], gl.float32, Q)
+            if begins:
+                s_query.permute((1, 0)).store(b_query)
+                s_row_key.permute((1, 0)).store(b_row_key)
+                s_key.permute((1, 0)).store(b_inverse_key)
+                gl.thread_barrier()
+                b_A, b_G = _pair_products(s_query, (s_key, s_row_key), Q, C)
+                gl.thread_barrier()  # the tiles are used up
+            if not whole:
+                b_border_A, b_border_G = _border_products(
+                    b_q, b_k, b_erase, b_high, b_low, s_out, s_M, Q, C, LEVELS, BASE
+                )
+                b_A, b_G = gl.where(m_calm, b_A, b_border_A), gl.where(m_calm, b_G, b_border_G)
+                gl.thread_barrier()  # the borders' tiles are used up
+                s_query.permute((1, 0)).store(b_query)
+                s_row_key.permute((1, 0)).store(b_row_key)
+            b_A = gl.where(b_from == b_to, b_diagonal[:, None], b_A)
+            s_key.permute((1, 0)).store(b_key)
         fence_async_shared()
         gl.thread_barrier()  # the tiles are written, and q, k and g used up
         mbarrier.arrive(free.index(slot), count=USED_ARRIVE)

@@ -27,9 +27,7 @@ INTRA_REGISTERS, NARROW_INTRA_REGISTERS, PAIR_REGISTERS = 80, 64, 128
 WIDE_INTRA_REGISTERS = 96  # one program of 16 warps that compute
 NARROW = 64
 PASS_WARPS = BV // WARP_ROWS
-BASE = (
-    3  # log2 of the blocks within which unbounded gates are taken from the middle, in the forward pass and in bfloat16
-)
+BASE = 3  # log2 of the blocks within which unbounded gates are taken from the middle, in bfloat16
 _GATE = ("beta", "sign", "A_log", "dt_bias")
 _GATE_FLAGS = ("scale", "H", "HV", "K", "GATE", "HAS_A_LOG", "HAS_DT_BIAS", "NORMALIZE", "BETA_RANGE")
 
@@ -113,7 +111,7 @@ def intra(w: Work, G: Tensor) -> Launch:
         "p_norms": x.norms,
         "p_start": x.start,
         "p_end": x.end,
-        "BASE": 0 if p.bounded or p.dot == "fp16" else BASE,
+        "BASE": _base(p),
         "SPLIT_A": p.A_low,
     }
     at_a_time, maxnreg = 2, INTRA_REGISTERS
@@ -123,6 +121,11 @@ def intra(w: Work, G: Tensor) -> Launch:
         at_a_time, maxnreg = (4, NARROW_INTRA_REGISTERS) if p.bounded else (3, INTRA_REGISTERS)
     programs = min(p.slots * p.HV, at_a_time * _multiprocessors(call.v.device))
     return Launch(hopper_intra_kernel, (programs,), arguments, num_warps=p.width // WARP_ROWS, maxnreg=maxnreg)
+
+
+def _base(p: Plan) -> int:
+    """log2 of the blocks within which decays are taken from the middle; 0 where there are none."""
+    return 0 if p.bounded or p.dot == "fp16" else BASE
 
 
 def _pass_arguments(w: Work, segments: range) -> dict[str, Any]:
@@ -235,6 +238,8 @@ def gradients(w: Work, o: Tensor, do: Tensor, passed: Passed) -> tuple[list[Laun
         "p_G": x.G if p.given else None,
         "p_rho": x.rho,
         "p_norms": x.norms,
+        "p_end": None if p.bounded else x.end,
+        "BASE": _base(p),
         "t_dq": _tiles(out["p_dq"], p.C, channels),
         "t_dk": _tiles(out["p_dk"], p.C, channels),
         "t_dg": _tiles(out["p_dg"], p.C, channels) if call.g.dtype == p.dtype else None,

@@ -21,6 +21,7 @@ __all__ = [
     "AFTER",
     "A_LOW",
     "BORDERS",
+    "CALM_BEGIN",
     "DT_BYTES",
     "FETCH_REGISTERS",
     "FETCH_WARPS",
@@ -42,6 +43,8 @@ __all__ = [
     "block_decays",
     "by_pairs",
     "by_rows",
+    "calm_middle",
+    "calm_range",
     "channel_tile",
     "chunk_place",
     "clear_behind",
@@ -50,6 +53,7 @@ __all__ = [
     "fetch_tile",
     "head_gate",
     "held_log",
+    "is_calm",
     "left_operand",
     "lines",
     "plus",
@@ -83,6 +87,10 @@ USED_ARRIVE = gl.constexpr(1)  # that tiles are used up is said once, by each pa
 BLOCK_LOG = gl.constexpr(
     -28.0
 )  # a gate below 2^-28 counts as that within its block: four of them leave room for q in bfloat16
+# a chunk whose gates multiply to at least 2^-CALM in every channel is calm: its decays from one token have the range of operands
+CALM_BF16, CALM_FP16 = gl.constexpr(100.0), gl.constexpr(8.0)
+# log2 of the least gate of a chunk's first token with which the short way of calm chunks is tried
+CALM_BEGIN = gl.constexpr(4.0)
 LEAST_LOG = gl.constexpr(-256.0)  # the log2 of a decay that is zero in float32, and that float16 holds
 
 
@@ -268,16 +276,17 @@ def span_sums(b_high, b_low, s_M, rows: gl.constexpr, columns: gl.constexpr):
 
 
 @gluon.jit
-def block_decays(b_log, s_block, s_middle, BK: gl.constexpr, C: gl.constexpr):
+def block_decays(b_high, b_low, s_block, s_middle, BK: gl.constexpr, C: gl.constexpr):
     """|gamma_i / gamma_m| and its inverse [BK, C], m the middle of i's block: a pair's decay in one block is a product of two.
+    high + low is log2|alpha|.
 
     As `bounded_decays` in ckda/ops/triton/tile.py: gamma_m is rounded to a power of two, so that later tokens change no digit. In
     blocks of 8 tokens bfloat16 has the range for gates of at least 2^-28, and weaker ones count as that: what they let through is
     less than float32's rounding of what they take away.
     """
-    b_kept = gl.where(b_log < BLOCK_LOG, BLOCK_LOG, b_log)
-    b_high = rounded(b_kept, s_block.dtype)
-    b_low = rest(b_kept, b_high)
+    m_weak = b_high.to(gl.float32) < BLOCK_LOG
+    b_high = gl.where(m_weak, BLOCK_LOG, b_high.to(gl.float32)).to(b_high.dtype)
+    b_low = gl.where(m_weak, 0.0, b_low.to(gl.float32)).to(b_low.dtype)
     b_cum = span_sums(b_high, b_low, s_block, BK, C)
     b_middle = span_sums(b_high, b_low, s_middle, BK, C)
     b_cum, b_middle = warpgroup_mma_wait(0, deps=[b_cum, b_middle])
@@ -287,6 +296,27 @@ def block_decays(b_log, s_block, s_middle, BK: gl.constexpr, C: gl.constexpr):
     b_forward = (gl.exp2(b_broken).to(gl.int32, bitcast=True) + b_shift).to(gl.float32, bitcast=True)
     b_back = (gl.exp2(-b_broken).to(gl.int32, bitcast=True) - b_shift).to(gl.float32, bitcast=True)
     return b_forward, b_back
+
+
+@gluon.constexpr_function
+def calm_middle(LEVELS, BASE):
+    """Where the matrix lies by which logs through the chunk's middle are summed: behind those of `store_spans`."""
+    return BORDERS.value + LEVELS - BASE + (2 if BASE > 0 else 0)
+
+
+@gluon.jit
+def calm_range(DT: gl.constexpr):
+    """The log2 of how much a calm chunk decays at most."""
+    if gl.float16 == DT:
+        return CALM_FP16
+    else:
+        return CALM_BF16
+
+
+@gluon.jit
+def is_calm(least_decay, DT: gl.constexpr):
+    """Whether a chunk is calm, by the least decay of its channels."""
+    return gl.log2(least_decay) >= -calm_range(DT)
 
 
 @gluon.jit
