@@ -75,9 +75,6 @@ class Value:
     def __getitem__(self, key: Any) -> "Value":
         return Value(self.x[key])
 
-    def __bool__(self) -> bool:
-        return bool(self.x)
-
     def __index__(self) -> int:
         return int(self.x)
 

@@ -102,7 +102,7 @@ def _forward(call: Call, kept: Kept) -> list[Tensor | None]:
     memory = empty_saved(call, p)
     w, kernels, run = _work(call, p, memory), _kernels(call), _Run()
     G = _G(w)
-    launches, initial = [*portable.places(w), kernels.intra(w, G), portable.solver(w, G)], call.initial_state
+    launches, initial = [*portable.places(w), *kernels.intra(w, G), portable.solver(w, G)], call.initial_state
     if p.num_segments > 1:
         run(*launches)
         launches, initial = [], _segment_starts(w, run)
@@ -193,7 +193,7 @@ def launches(call: Call) -> list[Launch]:
     groups, out = portable.group_sums(w, out)
     return [
         *portable.places(w),
-        kernels.intra(w, G),
+        *kernels.intra(w, G),
         portable.solver(w, G),
         kernels.states(w, state, o, state, "none", segments),
         kernels.states(w, state, None, state, "offset", segments),

@@ -72,6 +72,8 @@ class Plan(NamedTuple):
     #: whether o is made of A in two parts: where it is float16, and narrow heads repeat their keys, the rounding of A alone is as
     #: large as that of o
     A_low: bool
+    #: whether chunks that decay little (calm ones) go another way than the others: on Hopper, where gates are not bounded
+    mixed: bool
 
     @property
     def split(self) -> bool:
@@ -135,6 +137,7 @@ def plan(call: Call) -> Plan:
         padded=hopper and (packed or T % CHUNK > 0),
         given=call.beta is not None and not call.beta_range,
         A_low=dot == "fp16" and K <= 64,
+        mixed=hopper and not is_bounded(call),
     )
 
 
@@ -157,7 +160,7 @@ def find_chunks(p: Plan, x: "Saved") -> Chunks:
 class Saved(NamedTuple):
     """What the forward pass leaves for the backward. What has one shape lies together: one descriptor of tiles serves it."""
 
-    keys: Tensor  #: [4, rows, HV, K] q_forward, k_forward, k_back, forward; three where the backward evaluates the gates again
+    keys: Tensor  #: [4, rows, HV, K] q_forward, k_forward, k_back, forward; three where the backward always evaluates the gates again
     #: [4, rows, HV, C] A, the solver, and what its rounding left, in two parts; two where it is float32; fifth, where A_low, what
     #: A's rounding left
     squares: Tensor
@@ -171,6 +174,7 @@ class Saved(NamedTuple):
     transitions: (
         Tensor  #: float32 [B, num_segments - 2, HV, K, K] of the segments but the first and the last; may be empty
     )
+    calm: Tensor  #: int32 [slots, HV] how many rows of a chunk are calm, where mixed; else empty
     chunks: Tensor  #: int32 [2 * slots + 2 * N] where the chunks of packed sequences lie: :class:`Chunks`; may be empty
 
     def arguments(self, *names: str) -> dict[str, Tensor]:
@@ -198,7 +202,7 @@ class _Room:
 def _lay_out(p: Plan, empty: _Room) -> Saved:
     keys, values, square = ((p.rows, p.HV, n) for n in (p.K, p.V, p.C))
     return Saved(
-        keys=empty(4 if p.bounded else 3, *keys, dtype=p.work_dtype),
+        keys=empty(4 if p.bounded or p.mixed else 3, *keys, dtype=p.work_dtype),
         squares=empty(4 + p.A_low if p.split else 2, *square, dtype=p.work_dtype),
         G=empty(*(square if p.given else (0,))),
         rho=empty(p.rows, p.HV),
@@ -208,6 +212,7 @@ def _lay_out(p: Plan, empty: _Room) -> Saved:
         y=empty(2 if p.split else 1, *values, dtype=p.work_dtype),
         states=empty(p.slots, p.HV, p.V, p.K, dtype=p.work_dtype),
         transitions=empty(p.B, max(p.num_segments - 2, 0), p.HV, p.K, p.K),
+        calm=empty(p.slots if p.mixed else 0, p.HV, dtype=torch.int32),
         chunks=empty(2 * (p.slots + p.N) if p.packed else 0, dtype=torch.int32),
     )
 

@@ -34,10 +34,8 @@ from ckda.ops.triton.hopper.tile import (
     TILES_ARRIVE,
     USED_ARRIVE,
     across_border,
-    block_decays,
     by_pairs,
     by_rows,
-    calm_middle,
     channel_tile,
     chunk_place,
     clear_behind,
@@ -46,9 +44,9 @@ from ckda.ops.triton.hopper.tile import (
     fetch_tile,
     head_gate,
     held_log,
-    is_calm,
     left_operand,
     lines,
+    next_item,
     plus,
     product,
     rest,
@@ -72,7 +70,7 @@ STATES = gl.constexpr(2)  # that come with them: S and dS
 # the tiles along the channels: the parts of t_keys where BOUNDED, and otherwise q and k
 SLOT_K_BACK, SLOT_K_FORWARD, SLOT_Q_FORWARD, SLOT_FORWARD, NUM_DECAYED = (gl.constexpr(i) for i in range(5))
 QUERY, KEY, NUM_RAW = (gl.constexpr(i) for i in range(3))
-# the matrices [C, C], each in two parts: D and dA where BOUNDED, and otherwise N and dA of blocks and of each border
+# the matrices [C, C], each in two parts: D and dA where BOUNDED, and otherwise N and dA of each border
 D, D_LOW, DA, DA_LOW, NUM_SQUARES = (gl.constexpr(i) for i in range(5))
 N, N_LOW = D, D_LOW
 ONWARD = gl.constexpr(0)  # where BOUNDED the only matrix by which logs are summed: from a token on
@@ -131,9 +129,9 @@ def _column_of(item, BK: gl.constexpr, HALVES: gl.constexpr):
 @gluon.jit
 def _fetch(
     t_states, t_dstates, t_do, t_dv, t_v, t_o, t_y, t_q, t_k, t_keys, t_g,
-    p_starts, p_ends, p_rho, p_norms, s_S, s_dS, s_values, s_channels, s_g, s_scalars, ready, free, num_chunks, ROWS, T, NC,
+    p_calm, p_starts, p_ends, p_rho, p_norms, s_S, s_dS, s_values, s_channels, s_g, s_scalars, ready, free, num_chunks, ROWS, T, NC,
     H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, C: gl.constexpr,
-    BOUNDED: gl.constexpr, PLACES: gl.constexpr, HALVES: gl.constexpr,
+    BOUNDED: gl.constexpr, LEAST: gl.constexpr, MOST: gl.constexpr, PLACES: gl.constexpr, HALVES: gl.constexpr,
 ):  # fmt: skip
     """One warp that fetches the chunks of this program."""
     NV: gl.constexpr = (V + BV - 1) // BV
@@ -141,7 +139,9 @@ def _fetch(
     GATE_BYTES: gl.constexpr = t_g.dtype.primitive_bitwidth // 8
     b_token = gl.arange(0, C, LINE) * HV
     phase = 0
-    for item in range(gl.program_id(0), num_chunks * HV * HALVES, gl.num_programs(0)):
+    num_items = num_chunks * HV * HALVES
+    item = next_item(gl.program_id(0), num_items, p_calm, LEAST, MOST, C, HALVES)
+    while item < num_items:
         place = _head_of(item, HALVES)
         column = _column_of(item, BK, HALVES)
         chunk, i_hv = place // HV, place % HV
@@ -184,15 +184,16 @@ def _fetch(
             fetch_tile(t_q, i_h, begin, column, K, bar, s_channels.index(QUERY))
             fetch_tile(t_k, i_h, begin, column, K, bar, s_channels.index(KEY))
         fetch_tile(t_g, i_hv, begin, column, K, bar, s_g)
+        item = next_item(item + gl.num_programs(0), num_items, p_calm, LEAST, MOST, C, HALVES)
         phase ^= 1
 
 
 @gluon.jit
 def _bounded_channels(
-    b_dq, b_drow, b_dk, b_through, b_rho, s_channels, s_squares, s_M, BK: gl.constexpr, C: gl.constexpr
-):
+    b_dq, b_drow, b_dk, b_through, b_rho, b_end, s_channels, s_squares, s_M, BK: gl.constexpr, C: gl.constexpr, CALM: gl.constexpr
+):  # fmt: skip
     """dq and dk, as rows and as columns, but for the diagonal pairs, the gates' gradient (begun), what reaches the end, q and k;
-    from decayed tiles. b_dq, b_drow, b_dk are S do, - S dr, dS u.
+    from decayed tiles. b_dq, b_drow, b_dk are S do, - S dr, dS u. In a calm chunk k_back reaches to its end, Gamma = b_end.
     """
     P: gl.constexpr = product(BK, C)
     L: gl.constexpr = left_operand(BK, C)
@@ -202,6 +203,11 @@ def _bounded_channels(
     b_kf = s_channels.index(SLOT_K_FORWARD).permute((1, 0)).load(L)
     b_qf = s_channels.index(SLOT_Q_FORWARD).permute((1, 0)).load(L)
     b_key = gl.convert_layout(b_kb, P).to(gl.float32)
+    if CALM:
+        b_inverse_end = (1.0 / b_end)[:, None]
+        b_key *= b_inverse_end
+        b_dk *= b_end[:, None]
+        b_through *= b_end
     b_key_rho = rounded(b_key * b_rho, s_M.dtype)
     b_row_D = times(b_key_rho, s_D.permute((1, 0)), BK, C)
     b_row_D = plus(b_row_D, b_key_rho, s_D_low.permute((1, 0)), BK, C)
@@ -213,6 +219,9 @@ def _bounded_channels(
     b_row_D, b_column, b_qf_dA, b_kb_dA, b_kb_low = warpgroup_mma_wait(
         0, deps=[b_row_D, b_column, b_qf_dA, b_kb_dA, b_kb_low]
     )
+    if CALM:
+        b_kb_dA *= b_inverse_end
+        b_kb_low *= b_inverse_end
     b_drow -= b_row_D
     b_dk += b_qf_dA
     b_dq += b_kb_dA
@@ -235,86 +244,13 @@ def _bounded_channels(
     )
 
 
-@gluon.constexpr_function
-def _before_borders(BASE):
-    """How many squares come before those of the first border, where shift is BASE: those of the blocks, where there are any."""
-    return NUM_SQUARES.value * ((1 if BASE > 0 else 0) - BASE)
-
-
-@gluon.jit
-def _block_pairs(
-    b_dq, b_drow, b_dk, b_dlog, b_q, b_k, b_erase, b_high, b_low, s_block, s_middle, s_squares,
-    BK: gl.constexpr, C: gl.constexpr, ERASE: gl.constexpr,
-):  # fmt: skip
-    """What the pairs within a block add to the gradients: as `_bounded_channels`, from q, k and the logs."""
-    b_forward, b_back = block_decays(b_high, b_low, s_block, s_middle, BK, C)
-    b_key = rounded(b_k.to(gl.float32) * b_back, s_middle.dtype)
-    s_dA, s_dA_low = s_squares.index(DA), s_squares.index(DA_LOW)
-    s_N, s_N_low = s_squares.index(N), s_squares.index(N_LOW)
-    b_row = times(b_key, s_dA.permute((1, 0)), BK, C)
-    b_row = warpgroup_mma_wait(0, deps=[plus(b_row, b_key, s_dA_low.permute((1, 0)), BK, C)])
-    b_dq += b_forward * b_row
-    b_query = rounded(b_q.to(gl.float32) * b_forward, s_middle.dtype)
-    b_dlog += b_query.to(gl.float32) * b_row
-    b_row = times(b_key, s_N.permute((1, 0)), BK, C)
-    b_row = warpgroup_mma_wait(0, deps=[plus(b_row, b_key, s_N_low.permute((1, 0)), BK, C)])
-    b_row_key = rounded(b_k.to(gl.float32) * b_erase * b_forward, s_middle.dtype)
-    b_dlog -= b_row_key.to(gl.float32) * b_row
-    if ERASE:
-        b_drow -= b_forward * b_row
-    else:
-        b_dk -= b_forward * b_row
-    b_column = plus(times(b_query, s_dA, BK, C), b_query, s_dA_low, BK, C)
-    b_row_key = -b_row_key
-    b_column = plus(plus(b_column, b_row_key, s_N, BK, C), b_row_key, s_N_low, BK, C)
-    b_column = warpgroup_mma_wait(0, deps=[b_column])
-    b_dlog -= b_key.to(gl.float32) * b_column
-    b_dk += b_back * b_column
-    return b_dq, b_drow, b_dk, b_dlog
-
-
-@gluon.jit
-def _border_pairs(
-    b_dq, b_drow, b_dk, b_dlog, b_q, b_k, b_erase, b_high, b_low, s_squares, s_M, levels,
-    BK: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, BASE: gl.constexpr, ERASE: gl.constexpr,
-):  # fmt: skip
-    """What the pairs across borders add to the gradients, border by border: `_unbounded_gradients`."""
-    b_token = gl.arange(0, C, gl.SliceLayout(0, product(BK, C)))[None, :]
-    b_sums = span_sums(b_high, b_low, s_M.index(BORDERS), BK, C)
-    for shift in range(BASE, levels):
-        b_decay = gl.exp2(warpgroup_mma_wait(0, deps=[b_sums]))
-        b_query = rounded(b_q.to(gl.float32) * b_decay, s_M.dtype)
-        m_right = (b_token >> shift) % 2 == 1
-        b_key = rounded(b_k.to(gl.float32) * gl.where(m_right, b_erase, 1.0) * b_decay, s_M.dtype)
-        at = shift * NUM_SQUARES + _before_borders(BASE)
-        s_N, s_N_low = s_squares.index(at + N), s_squares.index(at + N_LOW)
-        s_dA, s_dA_low = s_squares.index(at + DA), s_squares.index(at + DA_LOW)
-        b_keys = plus(times(b_key, s_N, BK, C), b_key, s_N_low, BK, C)
-        b_row = times(b_key, s_dA.permute((1, 0)), BK, C)
-        b_row = plus(b_row, b_key, s_dA_low.permute((1, 0)), BK, C)
-        b_column = plus(times(b_query, s_dA, BK, C), b_query, s_dA_low, BK, C)
-        b_sums = span_sums(b_high, b_low, s_M.index(BORDERS + gl.minimum(shift + 1, LEVELS - 1) - BASE), BK, C)
-        b_keys, b_row, b_column = warpgroup_mma_wait(2, deps=[b_keys, b_row, b_column])
-        b_side = gl.where(m_right, b_keys, -b_keys)
-        b_dlog += b_query.to(gl.float32) * b_row - b_key.to(gl.float32) * (b_side + b_column)
-        b_dq += b_decay * b_row
-        if ERASE:
-            b_drow -= b_decay * gl.where(m_right, b_keys, 0.0)
-            b_dk += b_decay * gl.where(m_right, 0.0, b_column - b_keys)
-        else:
-            b_dk += b_decay * (b_column - b_keys)
-    b_sums = warpgroup_mma_wait(0, deps=[b_sums])
-    return b_dq, b_drow, b_dk, b_dlog
-
-
 @gluon.jit
 def _unbounded_channels(
-    b_dq, b_drow, b_dk, b_through, b_q, b_k, b_erase, b_log, b_last, calm, s_squares, s_M,
+    b_dq, b_drow, b_dk, b_through, b_q, b_k, b_erase, b_log, b_last, s_squares, s_M,
     levels,
-    BK: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, BASE: gl.constexpr, ERASE: gl.constexpr,
+    BK: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, ERASE: gl.constexpr,
 ):  # fmt: skip
-    """The same from q and k as used (rounded, signs included) and the logs: pairs within blocks from their middle, the others border
-    by border. A calm chunk is one block.
+    """The same from q and k as used (rounded, signs included) and the logs, border by border: `_unbounded_gradients`.
 
     Without ERASE keys as rows and as columns are one: all of dk is in b_dk, to spare registers. `levels` is LEVELS as a
     number of the run time: a constant would let the compiler unroll the loop, and what then does not fit the registers spills.
@@ -334,32 +270,38 @@ def _unbounded_channels(
     b_through += gl.sum(b_k.to(gl.float32) * b_dk, 1)
     if not ERASE:
         b_dk += b_drow
-    CALM: gl.constexpr = calm_middle(LEVELS, BASE)
-    if BASE > 0:
-        BLOCK: gl.constexpr = BORDERS + LEVELS - BASE
-        s_block = s_M.index(gl.where(calm, THROUGH, BLOCK))
-        s_middle = s_M.index(gl.where(calm, CALM, BLOCK + 1))
-        b_dq, b_drow, b_dk, b_dlog = _block_pairs(
-            b_dq, b_drow, b_dk, b_dlog, b_q, b_k, b_erase, b_high, b_low, s_block, s_middle, s_squares, BK, C, ERASE
-        )
-    elif calm:
-        b_dq, b_drow, b_dk, b_dlog = _block_pairs(
-            b_dq, b_drow, b_dk, b_dlog, b_q, b_k, b_erase, b_high, b_low, s_M.index(THROUGH), s_M.index(CALM), s_squares, BK, C, ERASE
-        )
-    if not calm:
-        b_dq, b_drow, b_dk, b_dlog = _border_pairs(
-            b_dq, b_drow, b_dk, b_dlog, b_q, b_k, b_erase, b_high, b_low, s_squares, s_M, levels, BK, C, LEVELS, BASE, ERASE
-        )
+    b_sums = span_sums(b_high, b_low, s_M.index(BORDERS), BK, C)
+    for shift in range(levels):
+        b_decay = gl.exp2(warpgroup_mma_wait(0, deps=[b_sums]))
+        b_query = rounded(b_q.to(gl.float32) * b_decay, s_M.dtype)
+        m_right = (b_token >> shift) % 2 == 1
+        b_key = rounded(b_k.to(gl.float32) * gl.where(m_right, b_erase, 1.0) * b_decay, s_M.dtype)
+        at = shift * NUM_SQUARES
+        s_N, s_N_low = s_squares.index(at + N), s_squares.index(at + N_LOW)
+        s_dA, s_dA_low = s_squares.index(at + DA), s_squares.index(at + DA_LOW)
+        b_keys = plus(times(b_key, s_N, BK, C), b_key, s_N_low, BK, C)
+        b_row = times(b_key, s_dA.permute((1, 0)), BK, C)
+        b_row = plus(b_row, b_key, s_dA_low.permute((1, 0)), BK, C)
+        b_column = plus(times(b_query, s_dA, BK, C), b_query, s_dA_low, BK, C)
+        b_sums = span_sums(b_high, b_low, s_M.index(BORDERS + gl.minimum(shift + 1, LEVELS - 1)), BK, C)
+        b_keys, b_row, b_column = warpgroup_mma_wait(2, deps=[b_keys, b_row, b_column])
+        b_side = gl.where(m_right, b_keys, -b_keys)
+        b_dlog += b_query.to(gl.float32) * b_row - b_key.to(gl.float32) * (b_side + b_column)
+        b_dq += b_decay * b_row
+        if ERASE:
+            b_drow -= b_decay * gl.where(m_right, b_keys, 0.0)
+            b_dk += b_decay * gl.where(m_right, 0.0, b_column - b_keys)
+        else:
+            b_dk += b_decay * (b_column - b_keys)
+    b_sums = warpgroup_mma_wait(0, deps=[b_sums])
     return b_dq, b_drow, b_dk, b_dlog, b_through
 
 
 @gluon.jit
 def _store_squares(
-    b_D, b_dA, b_rho, calm, s_squares, Q: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, BASE: gl.constexpr,
-    BOUNDED: gl.constexpr,
+    b_D, b_dA, b_rho, s_squares, Q: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, BOUNDED: gl.constexpr
 ):  # fmt: skip
-    """D and dA as operands in two parts. Where not BOUNDED, N = D rho and dA of the pairs within blocks, or of all pairs of a calm
-    chunk; and N + N^T and dA of each border's pairs."""
+    """D and dA as operands in two parts; where not BOUNDED N + N^T, N = D rho, and dA, of each border's pairs."""
     b_row = gl.arange(0, C, gl.SliceLayout(1, Q))[:, None]
     b_column = gl.arange(0, C, gl.SliceLayout(0, Q))[None, :]
     if BOUNDED:
@@ -367,21 +309,13 @@ def _store_squares(
         _store_halves(b_dA, s_squares.index(DA), s_squares.index(DA_LOW))
     else:
         b_N = b_D * b_rho
-        if calm:
-            _store_halves(b_N, s_squares.index(N), s_squares.index(N_LOW))
-            _store_halves(b_dA, s_squares.index(DA), s_squares.index(DA_LOW))
-        else:
-            if BASE > 0:
-                m_block = (b_row >> BASE) == (b_column >> BASE)
-                _store_halves(gl.where(m_block, b_N, 0.0), s_squares.index(N), s_squares.index(N_LOW))
-                _store_halves(gl.where(m_block, b_dA, 0.0), s_squares.index(DA), s_squares.index(DA_LOW))
-            b_N += gl.convert_layout(gl.permute(b_N, (1, 0)), Q)
-            for shift in gl.static_range(BASE, LEVELS):
-                m_pairs = across_border(b_row, b_column, shift)
-                m_both = m_pairs | across_border(b_column, b_row, shift)
-                at = shift * NUM_SQUARES + _before_borders(BASE)
-                _store_halves(gl.where(m_both, b_N, 0.0), s_squares.index(at + N), s_squares.index(at + N_LOW))
-                _store_halves(gl.where(m_pairs, b_dA, 0.0), s_squares.index(at + DA), s_squares.index(at + DA_LOW))
+        b_N += gl.convert_layout(gl.permute(b_N, (1, 0)), Q)
+        for shift in gl.static_range(LEVELS):
+            m_pairs = across_border(b_row, b_column, shift)
+            m_both = m_pairs | across_border(b_column, b_row, shift)
+            at = shift * NUM_SQUARES
+            _store_halves(gl.where(m_both, b_N, 0.0), s_squares.index(at + N), s_squares.index(at + N_LOW))
+            _store_halves(gl.where(m_pairs, b_dA, 0.0), s_squares.index(at + DA), s_squares.index(at + DA_LOW))
 
 
 @gluon.jit
@@ -444,16 +378,17 @@ def _earlier_values(
 
 @gluon.jit
 def _run(
-    p_beta, p_sign, p_erase, p_A_log, p_dt_bias, p_A, p_G, p_end, p_starts, p_ends,
+    p_beta, p_sign, p_erase, p_A_log, p_dt_bias, p_A, p_G, p_end, p_calm, p_starts, p_ends,
     t_dq, t_dk, t_dg, p_dq, p_dk, p_dg, p_dbeta, p_derase, p_dlog_rate, p_dbias,
     s_S, s_dS, s_values, s_channels, s_g, s_scalars, s_out, s_squares, s_M, s_sums, ready, free, num_chunks, T, NC, scale,
     HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, C: gl.constexpr,
     GATE: gl.constexpr, SIGNED: gl.constexpr, ERASE: gl.constexpr,
     HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr, NORMALIZE: gl.constexpr, BETA_RANGE: gl.constexpr,
-    LEVELS: gl.constexpr, BASE: gl.constexpr, BOUNDED: gl.constexpr, PLACES: gl.constexpr, HALVES: gl.constexpr,
+    LEVELS: gl.constexpr, BOUNDED: gl.constexpr, LEAST: gl.constexpr, MOST: gl.constexpr, PLACES: gl.constexpr, HALVES: gl.constexpr,
 ):  # fmt: skip
     """The warps that compute."""
     NV: gl.constexpr = (V + BV - 1) // BV
+    CALM: gl.constexpr = LEAST > 0
     DT: gl.constexpr = s_out.dtype
     P: gl.constexpr = product(BK, C)
     L: gl.constexpr = left_operand(BK, C)
@@ -467,28 +402,26 @@ def _run(
     if BOUNDED:
         s_M.index(ONWARD).store(gl.where(b_from >= b_to, 1.0, 0.0).to(DT))
     else:
-        store_spans(s_M, b_from, b_to, LEVELS, BASE)
-        s_M.index(calm_middle(LEVELS, BASE)).store(gl.where((b_from < C // 2) & (b_to < C), 1.0, 0.0).to(DT))
+        store_spans(s_M, b_from, b_to, LEVELS, 0)
     b_channel = gl.arange(0, BK, by_channel)
     b_token = gl.arange(0, C, by_token)[None, :]
     phase = 0
-    begin, num = chunk_place(gl.program_id(0) // (HV * HALVES), p_starts, p_ends, T, NC, C, PLACES)
-    for item in range(gl.program_id(0), num_chunks * HV * HALVES, gl.num_programs(0)):
+    num_items = num_chunks * HV * HALVES
+    item = next_item(gl.program_id(0), num_items, p_calm, LEAST, MOST, C, HALVES)
+    begin, num = chunk_place(gl.minimum(item // (HV * HALVES), num_chunks - 1), p_starts, p_ends, T, NC, C, PLACES)
+    while item < num_items:
         place = _head_of(item, HALVES)
         column = _column_of(item, BK, HALVES)
         chunk, i_hv = place // HV, place % HV
-        following = gl.minimum(item + gl.num_programs(0), num_chunks * HV * HALVES - 1) // (HV * HALVES)
+        following = next_item(item + gl.num_programs(0), num_items, p_calm, LEAST, MOST, C, HALVES)
         next_begin, next_num = chunk_place(
-            following, p_starts, p_ends, T, NC, C, PLACES
+            gl.minimum(following // (HV * HALVES), num_chunks - 1), p_starts, p_ends, T, NC, C, PLACES
         )  # loaded a chunk ahead of its use
         b_row = gl.arange(0, C, by_row)
         o_line = (begin + b_row).to(gl.int64) * HV + i_hv
         if BETA_RANGE > 0:
             b_beta = gl.load(p_beta + o_line, mask=b_row < num, other=0.0).to(gl.float32)
         b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, column, K, BK, C, HAS_A_LOG, HAS_DT_BIAS)
-        calm = True
-        if not BOUNDED:
-            calm = is_calm(gl.min(gl.abs(gl.load(p_end + gl.cast(item, gl.int64) * BK + b_channel)), 0), DT)
         LOW: gl.constexpr = gl.float16 == DT or GATE == "none"  # whose gradients have the digits for it
         if NV == 2:
             (
@@ -531,7 +464,7 @@ def _run(
             o_A = ((chunk * C + b_from).to(gl.int64) * HV + i_hv) * C + b_to
             b_du_y = gl.load(p_A + o_A).to(gl.float32) * b_dA - gl.load(p_G + o_A) * b_D
             s_sums.index(DU_Y).store(gl.sum(b_du_y, 0))
-        _store_squares(b_D, gl.where(m_lower, b_dA * b_rho, 0.0), b_rho, calm, s_squares, Q, C, LEVELS, BASE, BOUNDED)
+        _store_squares(b_D, gl.where(m_lower, b_dA * b_rho, 0.0), b_rho, s_squares, Q, C, LEVELS, BOUNDED)
 
         # of tokens with themselves
         b_diagonal, b_y_dv, b_v_dv, b_q_dq = _token_sums(s_values, R)
@@ -562,8 +495,11 @@ def _run(
         if BOUNDED:
             if BETA_RANGE == 0 and not ERASE:
                 b_reach = gl.sum(s_channels.index(SLOT_K_BACK).permute((1, 0)).load(P).to(gl.float32) * b_dk, 0)
+            b_end = None
+            if CALM:
+                b_end = gl.load(p_end + gl.cast(item, gl.int64) * BK + b_channel)
             b_dq, b_drow, b_dk, b_dlog, b_through, b_q, b_k = _bounded_channels(
-                b_dq, b_drow, b_dk * b_rho, b_through, b_rho, s_channels, s_squares, s_M, BK, C
+                b_dq, b_drow, b_dk * b_rho, b_through, b_rho, b_end, s_channels, s_squares, s_M, BK, C, CALM
             )
         else:
             b_inverse, b_power = (
@@ -605,14 +541,12 @@ def _run(
                 b_erase,
                 b_log,
                 b_last,
-                calm,
                 s_squares,
                 s_M,
                 gl.minimum(LEVELS, num_chunks + LEVELS),
                 BK,
                 C,
                 LEVELS,
-                BASE,
                 ERASE,
             )
             b_own = b_dlog
@@ -689,7 +623,7 @@ def _run(
         else:
             if num >= C:
                 _send_gradients(t_dq, t_dk, t_dg, s_out, i_hv, begin, column, K)
-        begin, num = next_begin, next_num
+        item, begin, num = following, next_begin, next_num
         phase ^= 1
     tma.store_wait(0)
 
@@ -711,7 +645,8 @@ def hopper_gradient_kernel(
     p_G,  # float32 [ROWS, HV, C], where beta is given
     p_rho,  # [ROWS, HV]
     p_norms,  # [3, ROWS, HV]
-    p_end,  # [num_chunks, HV, HALVES * BK], where not BOUNDED
+    p_end,  # [num_chunks, HV, HALVES * BK], of calm chunks
+    p_calm,  # int32 [num_chunks, HV] how many rows of a chunk are calm; where all chunks are alike, not read
     p_starts,  # [num_chunks] where PLACES is "packed"
     p_ends,
     p_beta,  # [B * T, HV]
@@ -749,8 +684,9 @@ def hopper_gradient_kernel(
     NORMALIZE: gl.constexpr,
     BETA_RANGE: gl.constexpr,
     LEVELS: gl.constexpr,  # log2 of C
-    BASE: gl.constexpr,  # that of a block, where not BOUNDED; 0: borders alone
-    BOUNDED: gl.constexpr,
+    BOUNDED: gl.constexpr,  # whether it works from decayed tiles
+    LEAST: gl.constexpr,  # calm rows of the chunks that are this launch's; above zero: their tiles reach to the chunk's end
+    MOST: gl.constexpr,  # and how many at most; C: all
     PLACES: gl.constexpr,  # "whole", "ragged" (T is no multiple of C) or "packed"
     HALVES: gl.constexpr,  # of K, each of BK channels; more than one not where beta is given
 ):
@@ -767,27 +703,28 @@ def hopper_gradient_kernel(
     s_S, s_dS = room_for_one(BV, BK, DT), room_for_one(BV, BK, DT)
     s_values, s_channels = room(NUM_VALUES, C, BV, DT), room(NUM_DECAYED if BOUNDED else NUM_RAW, C, BK, DT)
     s_g, s_out = room_for_one(C, BK, t_g.dtype), room(OUTPUTS - 1 if t_dg is None else OUTPUTS, C, BK, DT)
-    s_squares = room(NUM_SQUARES if BOUNDED else NUM_SQUARES * LEVELS + _before_borders(BASE), C, C, DT)
-    s_M = room(1 if BOUNDED else calm_middle(LEVELS, BASE) + 1, C, C, DT)
+    s_squares = room(NUM_SQUARES if BOUNDED else NUM_SQUARES * LEVELS, C, C, DT)
+    s_M = room(1 if BOUNDED else BORDERS + LEVELS, C, C, DT)
     gl.warp_specialize(
         [
             (
                 _run,
                 (
-                    p_beta, p_sign, p_erase, p_A_log, p_dt_bias, p_A, p_G, p_end, p_starts, p_ends,
+                    p_beta, p_sign, p_erase, p_A_log, p_dt_bias, p_A, p_G, p_end, p_calm, p_starts, p_ends,
                     t_dq, t_dk, t_dg, p_dq, p_dk, p_dg, p_dbeta, p_derase, p_dlog_rate, p_dbias,
                     s_S, s_dS, s_values, s_channels, s_g, s_scalars, s_out, s_squares, s_M, s_sums, ready, free,
                     num_chunks, T, NC, scale,
                     HV, K, V, BK, BV, C, GATE, SIGNED, ERASE,
-                    HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BASE, BOUNDED, PLACES, HALVES,
+                    HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BOUNDED, LEAST, MOST,
+                    PLACES, HALVES,
                 ),
             ),
             (
                 _fetch,
                 (
                     t_states, t_dstates, t_do, t_dv, t_v, t_o, t_y, t_q, t_k, t_keys, t_g,
-                    p_starts, p_ends, p_rho, p_norms, s_S, s_dS, s_values, s_channels, s_g, s_scalars, ready, free,
-                    num_chunks, ROWS, T, NC, H, HV, K, V, BK, BV, C, BOUNDED, PLACES, HALVES,
+                    p_calm, p_starts, p_ends, p_rho, p_norms, s_S, s_dS, s_values, s_channels, s_g, s_scalars, ready, free,
+                    num_chunks, ROWS, T, NC, H, HV, K, V, BK, BV, C, BOUNDED, LEAST, MOST, PLACES, HALVES,
                 ),
             ),
         ],

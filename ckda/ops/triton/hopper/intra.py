@@ -19,7 +19,6 @@ from ckda.ops.triton.hopper.tile import (
     A_LOW,
     AFTER,
     BORDERS,
-    CALM_BEGIN,
     DT_BYTES,
     FETCH_REGISTERS,
     FETCH_WARPS,
@@ -44,6 +43,7 @@ from ckda.ops.triton.hopper.tile import (
     head_gate,
     held_log,
     lines,
+    next_item,
     product,
     rest,
     room,
@@ -61,19 +61,21 @@ STAGES = gl.constexpr(2)
 # tiles that come, or are multiplied, in pairs; the tiles that leave are the parts of t_keys
 QUERY, KEY, PAIR = (gl.constexpr(i) for i in range(3))
 TURNS = gl.constexpr(2)  # pairs that take turns in the room of the tiles that leave
+K_INVERSE = NUM_KEYS  # the room of one more tile, of calm chunks, that does not leave
 # lines of a chunk's tokens: what q and k are multiplied by, and q k of each token
 Q_LENGTH, K_POWER, DIAGONAL, LINES = (gl.constexpr(i) for i in range(4))
 
 
 @gluon.jit
 def _fetch(
-    t_q, t_k, t_g, p_starts, p_ends, s_in, s_g, ready, free, num_chunks, T, NC,
+    t_q, t_k, t_g, p_calm, p_starts, p_ends, s_in, s_g, ready, free, num_chunks, T, NC,
     H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, BK: gl.constexpr, C: gl.constexpr,
-    GATE_BYTES: gl.constexpr, PLACES: gl.constexpr,
+    GATE_BYTES: gl.constexpr, PLACES: gl.constexpr, LEAST: gl.constexpr, MOST: gl.constexpr,
 ):  # fmt: skip
     """One warp that fetches the chunks of this program."""
     n = 0
-    for item in range(gl.program_id(0), num_chunks * HV, gl.num_programs(0)):
+    item = next_item(gl.program_id(0), num_chunks * HV, p_calm, LEAST, MOST, C, 1)
+    while item < num_chunks * HV:
         row, _ = chunk_place(item // HV, p_starts, p_ends, T, NC, C, PLACES)
         i_hv = item % HV
         i_h = i_hv // (HV // H)
@@ -84,7 +86,8 @@ def _fetch(
         fetch_tile(t_g, i_hv, row, 0, K, bar, s_g.index(slot))
         fetch_tile(t_k, i_h, row, 0, K, bar, s_in.index(slot * PAIR + KEY))
         fetch_tile(t_q, i_h, row, 0, K, bar, s_in.index(slot * PAIR + QUERY))
-        n += 1  # noqa: SIM113
+        n += 1
+        item = next_item(item + gl.num_programs(0), num_chunks * HV, p_calm, LEAST, MOST, C, 1)
 
 
 @gluon.jit
@@ -122,6 +125,39 @@ def _bounded_tiles(b_q, b_k, b_erase, b_cum, b_count, s_out, p_start, p_end, o_s
 
 
 @gluon.jit
+def _calm_tiles(b_q, b_k, b_erase, b_cum, b_count, s_out, p_start, p_end, p_calm, item, o_slot, C: gl.constexpr):
+    """Decays from the chunk's start: the four tiles that are kept, and keys over their decays; how many of the first rows are calm."""
+    b_line = gl.arange(0, C, gl.SliceLayout(0, b_q.type.layout))
+    b_token = b_line[None, :]
+    b_sign = b_count.to(gl.int32) << 31
+    b_forward = (gl.exp2(b_cum).to(gl.int32, bitcast=True) ^ b_sign).to(gl.float32, bitcast=True)
+    b_inverse = (gl.exp2(-b_cum).to(gl.int32, bitcast=True) ^ b_sign).to(gl.float32, bitcast=True)
+    b_end = gl.sum(gl.where(b_token == C - 1, b_forward, 0.0), 1)
+    gl.store(p_start + o_slot, gl.zeros_like(b_end) + 1.0)
+    gl.store(p_end + o_slot, b_end)
+    gl.store(p_calm + item, gl.min(gl.where(gl.min(b_cum, 0) < -calm_range(s_out.dtype), b_line, C), 0))
+    s_out.index(FORWARD).permute((1, 0)).store(rounded(b_forward, s_out.dtype))
+    s_out.index(Q_FORWARD).permute((1, 0)).store(rounded(b_q.to(gl.float32) * b_forward, s_out.dtype))
+    s_out.index(K_FORWARD).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_erase * b_forward, s_out.dtype))
+    b_inverse *= b_k.to(gl.float32)
+    s_out.index(K_INVERSE).permute((1, 0)).store(rounded(b_inverse, s_out.dtype))
+    s_out.index(K_BACK).permute((1, 0)).store(rounded(b_inverse * b_end[:, None], s_out.dtype))
+
+
+@gluon.jit
+def _unbounded_tiles(b_q, b_k, b_erase, b_gamma, b_to_end, b_last, fresh, s_out, p_start, p_end, o_slot, C: gl.constexpr):
+    """Decays from the chunk's start and to its end: three tiles, or the last alone where the others are written already. b_last is
+    the sign of Gamma [BK], signs are in q and k too."""
+    b_token = gl.arange(0, C, gl.SliceLayout(0, b_q.type.layout))[None, :]
+    s_out.index(K_BACK).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_to_end * b_last[:, None], s_out.dtype))
+    if fresh:
+        gl.store(p_start + o_slot, gl.zeros_like(b_last) + 1.0)
+        gl.store(p_end + o_slot, gl.sum(gl.where(b_token == C - 1, b_gamma, 0.0), 1) * b_last)
+        s_out.index(Q_FORWARD).permute((1, 0)).store(rounded(b_q.to(gl.float32) * b_gamma, s_out.dtype))
+        s_out.index(K_FORWARD).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_erase * b_gamma, s_out.dtype))
+
+
+@gluon.jit
 def _pair_products(s_query, s_key, Q: gl.constexpr, C: gl.constexpr):
     """query^T key and key^T key [C, C] of tiles [C, BK] in shared memory; the left operand of the second is s_key[1]."""
     left: gl.constexpr = gl.DotOperandLayout(0, Q, 2)
@@ -132,16 +168,17 @@ def _pair_products(s_query, s_key, Q: gl.constexpr, C: gl.constexpr):
 
 @gluon.jit
 def _border_products(
-    b_q, b_k, b_erase, b_high, b_low, s_out, s_M,
+    b_q, b_k, b_erase, b_high, b_low, b_diagonal, s_out, s_M,
     Q: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, BASE: gl.constexpr,
 ):  # fmt: skip
-    """A, but for its diagonal, and G: pairs within blocks first, then border by border (`_unbounded_products`). A border's decayed tiles lie in shared
+    """A and G: pairs within blocks first, then border by border (`_unbounded_products`). A border's decayed tiles lie in shared
     memory, in two places that are used in turn."""
     b_token = gl.arange(0, C, gl.SliceLayout(0, b_q.type.layout))[None, :]
     BK: gl.constexpr = b_q.shape[0]
     b_row = gl.arange(0, C, gl.SliceLayout(1, Q))[:, None]
     b_column = gl.arange(0, C, gl.SliceLayout(0, Q))[None, :]
-    b_A, b_G = gl.zeros([C, C], gl.float32, Q), gl.zeros([C, C], gl.float32, Q)
+    b_A = gl.where(b_row == b_column, b_diagonal[:, None], 0.0)
+    b_G = gl.zeros([C, C], gl.float32, Q)
     if BASE > 0:
         b_forward, b_back = block_decays(
             b_high, b_low, s_M.index(BORDERS + LEVELS - BASE), s_M.index(BORDERS + LEVELS - BASE + 1), BK, C
@@ -177,42 +214,49 @@ def _border_products(
 @gluon.jit
 def _run(
     p_beta, p_sign, p_erase, p_A_log, p_dt_bias, t_keys, p_A, p_G, p_rho, p_norms, p_start, p_end,
-    p_starts, p_ends, s_in, s_g, s_out, s_M, s_lines, ready, free, num_chunks, ROWS, T, NC, scale,
+    p_calm, p_starts, p_ends, s_in, s_g, s_out, s_M, s_lines, ready, free, num_chunks, ROWS, T, NC, scale,
     HV: gl.constexpr, K: gl.constexpr, BK: gl.constexpr, C: gl.constexpr,
     GATE: gl.constexpr, SIGNED: gl.constexpr, ERASE: gl.constexpr,
     HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr, NORMALIZE: gl.constexpr, BETA_RANGE: gl.constexpr,
-    LEVELS: gl.constexpr, BASE: gl.constexpr, BOUNDED: gl.constexpr, PLACES: gl.constexpr, SPLIT_A: gl.constexpr,
+    LEVELS: gl.constexpr, BASE: gl.constexpr, BOUNDED: gl.constexpr, LEAST: gl.constexpr, MOST: gl.constexpr, PLACES: gl.constexpr,
+    SPLIT_A: gl.constexpr,
 ):  # fmt: skip
     """The warps that compute."""
     DT: gl.constexpr = s_out.dtype
+    CALM: gl.constexpr = LEAST > 0
+    BORDERED: gl.constexpr = not BOUNDED and not CALM
     P: gl.constexpr = product(BK, C)
     Q: gl.constexpr = by_pairs(BK)
     R: gl.constexpr = by_rows(BK, BK)
     by_token: gl.constexpr = gl.SliceLayout(0, P)
     by_channel: gl.constexpr = gl.SliceLayout(1, P)
     by_row: gl.constexpr = gl.SliceLayout(1, R)
-    TILES: gl.constexpr = NUM_KEYS if BOUNDED else NUM_KEYS - 1  # without forward
+    TILES: gl.constexpr = NUM_KEYS - 1 if BORDERED else NUM_KEYS  # without forward
     b_from = gl.arange(0, C, gl.SliceLayout(1, Q))[:, None]
     b_to = gl.arange(0, C, gl.SliceLayout(0, Q))[None, :]
-    if BOUNDED:
+    if not BORDERED:
         s_M.index(THROUGH).store(gl.where(b_from <= b_to, 1.0, 0.0).to(DT))
     else:
         store_spans(s_M, b_from, b_to, LEVELS, BASE)
     fence_async_shared()
     gl.thread_barrier()
     b_channel = gl.arange(0, BK, by_channel)
-    b_token_line = gl.arange(0, C, by_token)
-    b_token = b_token_line[None, :]
+    b_token = gl.arange(0, C, by_token)[None, :]
     num_lines = ROWS.to(gl.int64) * HV
     n = 0
-    begin, num = chunk_place(gl.program_id(0) // HV, p_starts, p_ends, T, NC, C, PLACES)
-    for item in range(gl.program_id(0), num_chunks * HV, gl.num_programs(0)):
+    item = next_item(gl.program_id(0), num_chunks * HV, p_calm, LEAST, MOST, C, 1)
+    begin, num = chunk_place(gl.minimum(item // HV, num_chunks - 1), p_starts, p_ends, T, NC, C, PLACES)
+    while item < num_chunks * HV:
         chunk, i_hv = item // HV, item % HV
         slot, row = n % STAGES, chunk * C
-        following = gl.minimum(item + gl.num_programs(0), num_chunks * HV - 1) // HV
+        following = next_item(item + gl.num_programs(0), num_chunks * HV, p_calm, LEAST, MOST, C, 1)
         next_begin, next_num = chunk_place(
-            following, p_starts, p_ends, T, NC, C, PLACES
+            gl.minimum(following // HV, num_chunks - 1), p_starts, p_ends, T, NC, C, PLACES
         )  # loaded a chunk ahead of its use
+        calm_rows = 0
+        if BORDERED:
+            calm_rows = gl.load(p_calm + item)  # what there is of them is written already
+        fresh = calm_rows == 0
         b_row = gl.arange(0, C, by_row)
         o_line = (row + b_row).to(gl.int64) * HV + i_hv
         b_beta = gl.full([C], 1.0, gl.float32, by_row)
@@ -238,9 +282,12 @@ def _run(
         ):  # what lies behind a sequence is another one's: nothing of it may be seen, not even that it is NaN
             b_log = gl.where(b_token < num, b_log, 0.0)
             b_negative = b_negative & (b_token < num)
+        if CALM and BK > K:
+            b_log = gl.where(b_channel[:, None] < K, b_log, 0.0)
         b_high = rounded(b_log, DT)
         b_low = rest(b_log, b_high)
-        b_cum = span_sums(b_high, b_low, s_M.index(THROUGH), BK, C)
+        if not BORDERED:
+            b_cum = span_sums(b_high, b_low, s_M.index(THROUGH), BK, C)
         b_count = times(gl.where(b_negative, 1.0, 0.0).to(DT), s_M.index(THROUGH), BK, C)
 
         # the norms and the learning rate
@@ -249,7 +296,7 @@ def _run(
         b_inverse, b_power, b_norm2 = _used_norms(b_q, b_k, NORMALIZE)
         s_lines.index(Q_LENGTH).store(b_inverse * scale)
         s_lines.index(K_POWER).store(b_power)
-        if not BOUNDED:
+        if BORDERED:
             b_q = rounded(b_q * (b_inverse * scale)[:, None], DT).to(gl.float32)
             s_lines.index(DIAGONAL).store(gl.sum(b_q * b_k, 1) * b_power)
         b_rho = b_beta / b_norm2
@@ -257,15 +304,19 @@ def _run(
             b_rho = learning_rate(b_beta, BETA_RANGE) / b_norm2
         if PLACES != "whole":
             b_rho = gl.where(b_row < num, b_rho, 0.0)
-        gl.store(p_rho + o_line, b_rho)
-        gl.store(p_norms + o_line, b_inverse)
-        gl.store(p_norms + num_lines + o_line, b_power)
-        gl.store(p_norms + 2 * num_lines + o_line, b_norm2)
+        if fresh:
+            gl.store(p_rho + o_line, b_rho)
+            gl.store(p_norms + o_line, b_inverse)
+            gl.store(p_norms + num_lines + o_line, b_power)
+            gl.store(p_norms + 2 * num_lines + o_line, b_norm2)
         tma.store_wait(0)
         gl.thread_barrier()  # the lines are written, and the last chunk's tiles have left
 
         # queries and keys with their decays
-        b_cum, b_count = warpgroup_mma_wait(0, deps=[b_cum, b_count])
+        if BORDERED:
+            b_count = warpgroup_mma_wait(0, deps=[b_count])
+        else:
+            b_cum, b_count = warpgroup_mma_wait(0, deps=[b_cum, b_count])
         b_q = s_in.index(slot * PAIR + QUERY).permute((1, 0)).load(P).to(gl.float32)
         b_q *= s_lines.index(Q_LENGTH).load(by_token)[None, :]
         b_k = s_in.index(slot * PAIR + KEY).permute((1, 0)).load(P).to(gl.float32)
@@ -273,6 +324,8 @@ def _run(
         o_slot = gl.cast(item, gl.int64) * BK + b_channel
         if BOUNDED:
             _bounded_tiles(rounded(b_q, DT), b_k, b_erase, b_cum, b_count, s_out, p_start, p_end, o_slot, C)
+        elif CALM:
+            _calm_tiles(rounded(b_q, DT), b_k, b_erase, b_cum, b_count, s_out, p_start, p_end, p_calm, item, o_slot, C)
         else:
             b_last = gl.full([BK], 1.0, gl.float32, by_channel)
             if SIGNED != "no":
@@ -281,58 +334,37 @@ def _run(
                 b_last = gl.sum(gl.where(b_token == C - 1, b_sign, 0.0), 1)
             b_diagonal = s_lines.index(DIAGONAL).load(gl.SliceLayout(1, Q))
             b_q, b_k = rounded(b_q, DT), rounded(b_k, DT)  # a key in bfloat16 times a power of two is as it was
-            b_gamma = gl.exp2(b_cum)
-            gl.store(p_start + o_slot, gl.zeros_like(b_last) + 1.0)
-            gl.store(p_end + o_slot, gl.sum(gl.where(b_token == C - 1, b_gamma, 0.0), 1) * b_last)
-            # A row goes the short way if what lies before it, and the chunk's first token, are calm: no later token has a say.
-            b_least = gl.min(b_cum, 0)
-            begins = gl.max(gl.where(b_token_line == 0, b_least, -float("inf")), 0) >= -CALM_BEGIN
-            whole = begins & (gl.min(b_least, 0) >= -calm_range(DT))
-            m_calm = begins & (gl.convert_layout(b_least, gl.SliceLayout(1, Q)) >= -calm_range(DT))[:, None]
-            # the tiles that leave, and keys over their decays from the chunk's start
-            b_query = rounded(b_q.to(gl.float32) * b_gamma, DT)
-            b_row_key = rounded(b_k.to(gl.float32) * b_erase * b_gamma, DT)
-            b_inverse_key = rounded(b_k.to(gl.float32) * gl.exp2(-b_cum), DT)
-            b_to_end = gl.exp2(warpgroup_mma_wait(0, deps=[span_sums(b_high, b_low, s_M.index(AFTER), BK, C)]))
-            b_key = rounded(b_k.to(gl.float32) * b_to_end * b_last[:, None], DT)
-            s_query, s_row_key, s_key = s_out.index(Q_FORWARD), s_out.index(K_FORWARD), s_out.index(K_BACK)
-            b_A, b_G = gl.zeros([C, C], gl.float32, Q), gl.zeros([C, C], gl.float32, Q)
-            if begins:
-                s_query.permute((1, 0)).store(b_query)
-                s_row_key.permute((1, 0)).store(b_row_key)
-                s_key.permute((1, 0)).store(b_inverse_key)
-                gl.thread_barrier()
-                b_A, b_G = _pair_products(s_query, (s_key, s_row_key), Q, C)
-                gl.thread_barrier()  # the tiles are used up
-            if not whole:
-                b_border_A, b_border_G = _border_products(
-                    b_q, b_k, b_erase, b_high, b_low, s_out, s_M, Q, C, LEVELS, BASE
-                )
-                b_A, b_G = gl.where(m_calm, b_A, b_border_A), gl.where(m_calm, b_G, b_border_G)
-                gl.thread_barrier()  # the borders' tiles are used up
-                s_query.permute((1, 0)).store(b_query)
-                s_row_key.permute((1, 0)).store(b_row_key)
-            b_A = gl.where(b_from == b_to, b_diagonal[:, None], b_A)
-            s_key.permute((1, 0)).store(b_key)
+            b_A, b_G = _border_products(
+                b_q, b_k, b_erase, b_high, b_low, b_diagonal, s_out, s_M, Q, C, LEVELS, BASE
+            )
+            b_gamma = span_sums(b_high, b_low, s_M.index(THROUGH), BK, C)
+            b_to_end = span_sums(b_high, b_low, s_M.index(AFTER), BK, C)
+            b_gamma, b_to_end = warpgroup_mma_wait(0, deps=[b_gamma, b_to_end])
+            b_gamma, b_to_end = gl.exp2(b_gamma), gl.exp2(b_to_end)
+            gl.thread_barrier()  # the borders' tiles are used up
+            _unbounded_tiles(b_q, b_k, b_erase, b_gamma, b_to_end, b_last, fresh, s_out, p_start, p_end, o_slot, C)
         fence_async_shared()
         gl.thread_barrier()  # the tiles are written, and q, k and g used up
         mbarrier.arrive(free.index(slot), count=USED_ARRIVE)
         for i in gl.static_range(TILES):
-            send_tile(t_keys, i_hv, i * ROWS + row, 0, K, s_out.index(i))
+            if fresh or i == K_BACK:
+                send_tile(t_keys, i_hv, i * ROWS + row, 0, K, s_out.index(i))
 
         # the products of tokens with tokens
-        if BOUNDED:
-            b_A, b_G = _pair_products(s_out.index(Q_FORWARD), (s_out.index(K_BACK), s_out.index(K_FORWARD)), Q, C)
+        if not BORDERED:
+            s_key = s_out.index(K_INVERSE if CALM else K_BACK)
+            b_A, b_G = _pair_products(s_out.index(Q_FORWARD), (s_key, s_out.index(K_FORWARD)), Q, C)
         o_A = ((row + b_from).to(gl.int64) * HV + i_hv) * C + b_to
+        m_rows = None
+        if BORDERED:
+            m_rows = (b_from >= calm_rows) & (b_to < C)
+        b_A = gl.where(b_from >= b_to, b_A, 0.0)
+        gl.store(p_A + o_A, b_A.to(DT), mask=m_rows)
         if SPLIT_A:
-            b_A = gl.where(b_from >= b_to, b_A, 0.0)
-            gl.store(p_A + o_A, b_A.to(DT))
-            gl.store(p_A + A_LOW * num_lines * C + o_A, (b_A - b_A.to(DT).to(gl.float32)).to(DT))
-        else:
-            gl.store(p_A + o_A, gl.where(b_from >= b_to, b_A, 0.0).to(DT))
-        gl.store(p_G + o_A, gl.where(b_from > b_to, b_G, 0.0))
-        begin, num = next_begin, next_num
-        n += 1  # noqa: SIM113
+            gl.store(p_A + A_LOW * num_lines * C + o_A, (b_A - b_A.to(DT).to(gl.float32)).to(DT), mask=m_rows)
+        gl.store(p_G + o_A, gl.where(b_from > b_to, b_G, 0.0), mask=m_rows)
+        item, begin, num = following, next_begin, next_num
+        n += 1
     tma.store_wait(0)
 
 
@@ -355,6 +387,7 @@ def hopper_intra_kernel(
     p_norms,  # out float32 [3, ROWS, HV]
     p_start,  # out float32 [num_chunks, HV, BK]
     p_end,  # out float32 [num_chunks, HV, BK]
+    p_calm,  # in and out int32 [num_chunks, HV], where not BOUNDED: how many rows of a chunk are calm, or at first whether it begins so
     num_chunks,
     ROWS,  # num_chunks * C: what is left for others has room for whole chunks
     T,
@@ -375,15 +408,17 @@ def hopper_intra_kernel(
     LEVELS: gl.constexpr,  # log2 of C
     BASE: gl.constexpr,  # that of a block, where not BOUNDED; 0: borders alone
     BOUNDED: gl.constexpr,
+    LEAST: gl.constexpr,  # calm rows of the chunks that are this launch's; above zero: it takes all their rows for calm
+    MOST: gl.constexpr,  # and how many at most; C: all
     PLACES: gl.constexpr,  # "whole", "ragged" (T is no multiple of C) or "packed"
     SPLIT_A: gl.constexpr,  # whether what A's rounding left is written too
 ):
     """What of a chunk does not depend on the state."""
     ready, free = barriers(STAGES, TILES_ARRIVE, 1)
     DT: gl.constexpr = t_keys.dtype
-    s_in, s_g, s_out = room(STAGES * PAIR, C, BK, DT), room(STAGES, C, BK, t_g.dtype), room(NUM_KEYS, C, BK, DT)
+    s_in, s_g, s_out = room(STAGES * PAIR, C, BK, DT), room(STAGES, C, BK, t_g.dtype), room(K_INVERSE + 1 if LEAST > 0 else NUM_KEYS, C, BK, DT)
     GATE_BYTES: gl.constexpr = t_g.dtype.primitive_bitwidth // 8
-    s_M = room(1 if BOUNDED else BORDERS + LEVELS + (2 - BASE if BASE > 0 else 0), C, C, DT)
+    s_M = room(1 if BOUNDED or LEAST > 0 else BORDERS + LEVELS + (2 - BASE if BASE > 0 else 0), C, C, DT)
     s_lines = lines(LINES, C)
     gl.warp_specialize(
         [
@@ -391,14 +426,17 @@ def hopper_intra_kernel(
                 _run,
                 (
                     p_beta, p_sign, p_erase, p_A_log, p_dt_bias, t_keys, p_A, p_G, p_rho, p_norms, p_start, p_end,
-                    p_starts, p_ends, s_in, s_g, s_out, s_M, s_lines, ready, free, num_chunks, ROWS, T, NC, scale,
-                    HV, K, BK, C, GATE, SIGNED, ERASE, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BASE, BOUNDED, PLACES,
-                    SPLIT_A,
+                    p_calm, p_starts, p_ends, s_in, s_g, s_out, s_M, s_lines, ready, free, num_chunks, ROWS, T, NC, scale,
+                    HV, K, BK, C, GATE, SIGNED, ERASE, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BASE, BOUNDED, LEAST, MOST,
+                    PLACES, SPLIT_A,
                 ),
             ),
             (
                 _fetch,
-                (t_q, t_k, t_g, p_starts, p_ends, s_in, s_g, ready, free, num_chunks, T, NC, H, HV, K, BK, C, GATE_BYTES, PLACES),
+                (
+                    t_q, t_k, t_g, p_calm, p_starts, p_ends, s_in, s_g, ready, free, num_chunks, T, NC,
+                    H, HV, K, BK, C, GATE_BYTES, PLACES, LEAST, MOST,
+                ),
             ),
         ],
         [FETCH_WARPS],

@@ -9,6 +9,7 @@ from torch import Tensor
 from ckda.ops.triton.hopper import BV, MAX_WIDTH, WARP_ROWS, tried
 from ckda.ops.triton.launch import Launch, aligned, contiguous, gate_arguments
 from ckda.ops.triton.plan import Passed, Plan, Work, gradient_outputs
+from ckda.ops.triton.hopper.begins import begins_kernel
 from ckda.ops.triton.portable import launch as portable
 
 if tried():
@@ -27,7 +28,9 @@ INTRA_REGISTERS, NARROW_INTRA_REGISTERS, PAIR_REGISTERS = 80, 64, 128
 WIDE_INTRA_REGISTERS = 96  # one program of 16 warps that compute
 NARROW = 64
 PASS_WARPS = BV // WARP_ROWS
-BASE = 3  # log2 of the blocks within which unbounded gates are taken from the middle, in bfloat16
+BASE = (
+    3  # log2 of the blocks within which unbounded gates are taken from the middle, in the forward pass and in bfloat16
+)
 _GATE = ("beta", "sign", "A_log", "dt_bias")
 _GATE_FLAGS = ("scale", "H", "HV", "K", "GATE", "HAS_A_LOG", "HAS_DT_BIAS", "NORMALIZE", "BETA_RANGE")
 
@@ -98,8 +101,40 @@ def _place_arguments(w: Work) -> dict[str, Any]:
     }
 
 
-def intra(w: Work, G: Tensor) -> Launch:
-    """What does not depend on the state, two programs a multiprocessor, or three or four where heads have up to 64 channels."""
+def _shares(w: Work) -> list[dict[str, Any]]:
+    """How the chunks are shared among the launches of a kernel: LEAST and MOST calm rows of those that are each one's. Where gates
+    are bounded all chunks are one launch's."""
+    C = w.p.C
+    return [{"LEAST": C, "MOST": C}, {"LEAST": 0, "MOST": C - 1}] if w.p.mixed else [{"LEAST": 0, "MOST": C}]
+
+
+def begins(w: Work) -> list[Launch]:
+    """Which chunks begin calm; nothing where gates are bounded."""
+    call, p, x, where = w
+    if not p.mixed:
+        return []
+    given = gate_arguments(call, ("q", "k", "beta"))
+    names = ("p_g", "p_A_log", "p_dt_bias", "HV", "K", "GATE", "HAS_A_LOG", "HAS_DT_BIAS")
+    arguments = {name: given[name] for name in names} | {
+        "p_calm": x.calm,
+        "p_starts": where.starts,
+        "p_ends": where.ends,
+        "T": p.T,
+        "NC": p.NC,
+        "C": p.C,
+        "BK": p.width,
+        "PACKED": p.packed,
+    }
+    return [Launch(begins_kernel, (p.slots, p.HV), arguments, num_warps=1)]
+
+
+def intra(w: Work, G: Tensor) -> list[Launch]:
+    """What does not depend on the state: chunks that begin calm, then what they left and the others; or all."""
+    return [*begins(w), *(_intra(w, G, share | {"LEAST": min(share["LEAST"], 1)}) for share in _shares(w))]
+
+
+def _intra(w: Work, G: Tensor, share: dict[str, Any]) -> Launch:
+    """Two programs a multiprocessor, or three or four where heads have up to 64 channels."""
     call, p, x, _ = w
     arguments = _gate_arguments(w) | _place_arguments(w)
     arguments |= {f"t_{name}": _tiles(aligned(getattr(call, name)), p.C, p.width) for name in ("q", "k", "g")}
@@ -111,9 +146,11 @@ def intra(w: Work, G: Tensor) -> Launch:
         "p_norms": x.norms,
         "p_start": x.start,
         "p_end": x.end,
-        "BASE": _base(p),
+        "p_calm": x.calm if p.mixed else None,
+        "BASE": 0 if p.bounded or p.dot == "fp16" else BASE,
         "SPLIT_A": p.A_low,
     }
+    arguments |= share
     at_a_time, maxnreg = 2, INTRA_REGISTERS
     if _halves(p) > 1:
         at_a_time, maxnreg = 1, WIDE_INTRA_REGISTERS
@@ -121,11 +158,6 @@ def intra(w: Work, G: Tensor) -> Launch:
         at_a_time, maxnreg = (4, NARROW_INTRA_REGISTERS) if p.bounded else (3, INTRA_REGISTERS)
     programs = min(p.slots * p.HV, at_a_time * _multiprocessors(call.v.device))
     return Launch(hopper_intra_kernel, (programs,), arguments, num_warps=p.width // WARP_ROWS, maxnreg=maxnreg)
-
-
-def _base(p: Plan) -> int:
-    """log2 of the blocks within which decays are taken from the middle; 0 where there are none."""
-    return 0 if p.bounded or p.dot == "fp16" else BASE
 
 
 def _pass_arguments(w: Work, segments: range) -> dict[str, Any]:
@@ -223,23 +255,33 @@ def gradients(w: Work, o: Tensor, do: Tensor, passed: Passed) -> tuple[list[Laun
     if p.V > MAX_WIDTH and _halves(p) == 1:
         return portable.gradients(w, o, do, passed)
     out = gradient_outputs(w, p.dtype)
+    return [_gradient(w, o, do, passed, out, share) for share in _shares(w)], out
+
+
+def _gradient(
+    w: Work, o: Tensor, do: Tensor, passed: Passed, out: dict[str, Any], share: dict[str, Any]
+) -> Launch:
+    """Calm chunks go from the decayed tiles that the forward pass left, as all do where gates are bounded."""
+    call, p, x, _ = w
+    tiles = p.bounded or share["LEAST"] > 0
     width, channels = 64 if p.V <= 64 else 128, min(p.width, MAX_WIDTH)
     values = {"do": do, "dv": passed.dv, "v": aligned(call.v), "o": aligned(o), "y": x.y}
     raw = {"q": call.q, "k": call.k}
     arguments = _gate_arguments(w) | _place_arguments(w)
     arguments |= {f"t_{name}": _tiles(value, p.C, width) for name, value in values.items()}
-    arguments |= {f"t_{n}": None if p.bounded else _tiles(aligned(value), p.C, channels) for n, value in raw.items()}
+    arguments |= share | {"BOUNDED": tiles}
+    arguments |= {f"t_{n}": None if tiles else _tiles(aligned(value), p.C, channels) for n, value in raw.items()}
     arguments |= {
         "t_states": _state_tiles(x.states, width, channels),
         "t_dstates": _state_tiles(passed.dstates, width, channels),
-        "t_keys": _tiles(x.keys, p.C, channels) if p.bounded else None,
+        "t_keys": _tiles(x.keys, p.C, channels) if tiles else None,
+        "p_end": x.end if tiles and not p.bounded else None,
+        "p_calm": x.calm if p.mixed else None,
         "t_g": _tiles(aligned(call.g), p.C, channels),
         "p_A": x.squares if p.given else None,
         "p_G": x.G if p.given else None,
         "p_rho": x.rho,
         "p_norms": x.norms,
-        "p_end": None if p.bounded else x.end,
-        "BASE": _base(p),
         "t_dq": _tiles(out["p_dq"], p.C, channels),
         "t_dk": _tiles(out["p_dk"], p.C, channels),
         "t_dg": _tiles(out["p_dg"], p.C, channels) if call.g.dtype == p.dtype else None,
@@ -257,6 +299,4 @@ def gradients(w: Work, o: Tensor, do: Tensor, passed: Passed) -> tuple[list[Laun
     }
     at_a_time, maxnreg = (2, PAIR_REGISTERS) if p.width == NARROW else (1, None)
     programs = min(p.slots * p.HV * _halves(p), at_a_time * _multiprocessors(do.device))
-    return [
-        Launch(hopper_gradient_kernel, (programs,), arguments, num_warps=channels // WARP_ROWS, maxnreg=maxnreg)
-    ], out
+    return Launch(hopper_gradient_kernel, (programs,), arguments, num_warps=channels // WARP_ROWS, maxnreg=maxnreg)

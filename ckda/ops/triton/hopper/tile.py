@@ -21,7 +21,6 @@ __all__ = [
     "AFTER",
     "A_LOW",
     "BORDERS",
-    "CALM_BEGIN",
     "DT_BYTES",
     "FETCH_REGISTERS",
     "FETCH_WARPS",
@@ -43,7 +42,6 @@ __all__ = [
     "block_decays",
     "by_pairs",
     "by_rows",
-    "calm_middle",
     "calm_range",
     "channel_tile",
     "chunk_place",
@@ -53,9 +51,9 @@ __all__ = [
     "fetch_tile",
     "head_gate",
     "held_log",
-    "is_calm",
     "left_operand",
     "lines",
+    "next_item",
     "plus",
     "product",
     "rest",
@@ -87,10 +85,9 @@ USED_ARRIVE = gl.constexpr(1)  # that tiles are used up is said once, by each pa
 BLOCK_LOG = gl.constexpr(
     -28.0
 )  # a gate below 2^-28 counts as that within its block: four of them leave room for q in bfloat16
-# a chunk whose gates multiply to at least 2^-CALM in every channel is calm: its decays from one token have the range of operands
-CALM_BF16, CALM_FP16 = gl.constexpr(100.0), gl.constexpr(8.0)
-# log2 of the least gate of a chunk's first token with which the short way of calm chunks is tried
-CALM_BEGIN = gl.constexpr(4.0)
+# how much, as a log2, the gates of a calm chunk's rows multiply to at most: decays from the chunk's start, and their inverses, then
+# have the range of operands
+CALM_BF16, CALM_FP16 = gl.constexpr(100.0), gl.constexpr(4.0)
 LEAST_LOG = gl.constexpr(-256.0)  # the log2 of a decay that is zero in float32, and that float16 holds
 
 
@@ -298,12 +295,6 @@ def block_decays(b_high, b_low, s_block, s_middle, BK: gl.constexpr, C: gl.const
     return b_forward, b_back
 
 
-@gluon.constexpr_function
-def calm_middle(LEVELS, BASE):
-    """Where the matrix lies by which logs through the chunk's middle are summed: behind those of `store_spans`."""
-    return BORDERS.value + LEVELS - BASE + (2 if BASE > 0 else 0)
-
-
 @gluon.jit
 def calm_range(DT: gl.constexpr):
     """The log2 of how much a calm chunk decays at most."""
@@ -314,9 +305,16 @@ def calm_range(DT: gl.constexpr):
 
 
 @gluon.jit
-def is_calm(least_decay, DT: gl.constexpr):
-    """Whether a chunk is calm, by the least decay of its channels."""
-    return gl.log2(least_decay) >= -calm_range(DT)
+def next_item(item, num_items, p_calm, LEAST: gl.constexpr, MOST: gl.constexpr, C: gl.constexpr, HALVES: gl.constexpr):
+    """The first item of this program, from this one on, whose chunk has at least LEAST calm rows and at most MOST."""
+    if LEAST > 0 or MOST < C:
+        looking = item < num_items
+        while looking:
+            rows = gl.load(p_calm + item // HALVES)
+            looking = (rows < LEAST) | (rows > MOST)
+            item = gl.where(looking, item + gl.num_programs(0), item)
+            looking = looking & (item < num_items)
+    return item
 
 
 @gluon.jit

@@ -98,7 +98,7 @@ def places(w: Work) -> list[Launch]:
     return [Launch(places_kernel, (-(-p.NC // 64),), arguments, num_warps=4)]
 
 
-def intra(w: Work, G: Tensor) -> Launch:
+def intra(w: Work, G: Tensor) -> list[Launch]:
     """What does not depend on the state."""
     p = w.p
     outputs = w.x.arguments(*KEYS, "A", "rho", "norms", "start", "end")
@@ -106,7 +106,7 @@ def intra(w: Work, G: Tensor) -> Launch:
     if not p.split:
         arguments["BK"] = min(WIDE_CHANNELS, power_of_two(p.K))
     maxnreg = INTRA_REGISTERS if p.bounded and p.split and p.K <= 128 else None
-    return Launch(intra_kernel, (p.slots, p.HV), arguments, num_warps=4, maxnreg=maxnreg)
+    return [Launch(intra_kernel, (p.slots, p.HV), arguments, num_warps=4, maxnreg=maxnreg)]
 
 
 def solver(w: Work, G: Tensor) -> Launch:
