@@ -1,15 +1,16 @@
 """Our kernels run on a CPU by plain torch, those in Gluon included, for which Triton has no interpreter.
 
 A kernel is a Python function over `gl` or `tl`: here it is run as that, with stand-ins for both modules. Numbers have the digits
-they have on a GPU, bfloat16 and float16 alike (Triton's interpreter gets bfloat16 wrong); sums of products are float32's. What a
-GPU does at the same time is done in the order that shows mistakes:
+they have on a GPU, bfloat16 and float16 alike (Triton's interpreter gets bfloat16 wrong). Products are summed as Hopper's matrix
+unit does, 16 terms and the sum so far cut to two bits more than the largest of them has in float32, their sum cut to float32; of
+float32 operands, three TF32 products, 8 terms at a time. What a GPU does at the same time is done in the order that shows mistakes:
 
 - the warps that fetch run ahead as far as barriers let them; waiting for one that nobody will complete is an error;
 - a tile leaves shared memory as late as `store_wait` allows, and arrives as soon as it is asked for;
 - a product that was begun may not be read before it was awaited;
 - shared memory is NaN at first; reading or writing outside of a tensor is an error.
 
-Layouts, races between threads of one warp group and the matrix unit's shorter sums are not seen.
+Layouts and races between threads of one warp group are not seen.
 """
 
 import math
@@ -183,6 +184,10 @@ class Shared:
 
     def permute(self, order: tuple[int, ...]) -> "Shared":
         return Shared(self.x.permute(order))
+
+    def slice(self, start: int, length: int, dim: int) -> "Shared":
+        assert 0 <= start <= start + length <= self.x.shape[dim]
+        return Shared(self.x.narrow(dim, start, length))
 
     def load(self, layout: Any = None) -> Value:
         return Value(self.x.clone())
@@ -397,11 +402,31 @@ ASYNC_COPY = SimpleNamespace(
 )
 
 
+EXTRA_BITS = 2  # beyond float32's that the matrix unit keeps of the terms of a sum
+
+
+def _summed(a: Tensor, b: Tensor, acc: Tensor, step: int = 16) -> Tensor:
+    """acc + a b as the matrix unit sums: some terms at a time, all cut off and never rounded."""
+    a, b = a.double(), b.double()
+    for first in range(0, a.shape[1], step):
+        terms = a[:, first : first + step, None] * b[None, first : first + step]
+        start = acc.double()
+        largest = torch.maximum(terms.abs().amax(1), start.abs())
+        unit = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - 24 - EXTRA_BITS)
+        made = (torch.trunc(terms / unit[:, None]).sum(1) + torch.trunc(start / unit)) * unit
+        acc = (made.view(torch.int64) & -(1 << 29)).view(torch.float64).float()
+    return acc
+
+
+def _tf32(x: Tensor) -> Tensor:
+    return ((x.contiguous().view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
+
+
 def _begin_product(a: Any, b: Shared, acc: Value, use_acc: bool = True, is_async: bool = False) -> Value:
     left = a.x if isinstance(a, Value | Shared) else a
     assert left.dtype == b.x.dtype
-    made = left.float() @ b.x.float()
-    value = Value(made + acc.raw if use_acc else made, pending=is_async)
+    start = acc.raw if use_acc else torch.zeros(left.shape[0], b.x.shape[1])
+    value = Value(_summed(left, b.x, start), pending=is_async)
     if is_async:
         _HERE.part.products.append(value)
     return value
@@ -415,11 +440,18 @@ def _await_products(outstanding: int = 0, deps: Any = ()) -> Any:
 
 
 def _product_v2(a: Value, b: Value, acc: Value) -> Value:
-    return Value(a.x.float() @ b.x.float() + acc.x)
+    return Value(_summed(a.x, b.x, acc.x))
 
 
 def _dot(a: Value, b: Value, acc: Value | None = None, input_precision: str | None = None) -> Value:
-    made = a.x.float() @ b.x.float()
+    left, right = a.x, b.x
+    made = torch.zeros(left.shape[0], right.shape[1])
+    if left.dtype != torch.float32:
+        return Value(_summed(left, right, made if acc is None else acc.x))
+    highs = _tf32(left), _tf32(right)
+    lows = _tf32(left - highs[0]), _tf32(right - highs[1])
+    for one, other in ((lows[0], highs[1]), (highs[0], lows[1]), highs):
+        made = _summed(one, other, made, step=8)
     return Value(made if acc is None else made + acc.x)
 
 

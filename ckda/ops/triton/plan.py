@@ -69,8 +69,8 @@ class Plan(NamedTuple):
     given: (
         bool  #: whether beta is the learning rate itself, which may be zero: its gradient then needs more than dr . y
     )
-    #: whether o is made of A in two parts: where it is float16, and narrow heads repeat their keys, the rounding of A alone is as
-    #: large as that of o
+    #: whether o is made of A in two parts: where it is float16, and heads repeat their keys, the rounding of A alone is as large
+    #: as that of o
     A_low: bool
     #: whether chunks that decay little (calm ones) go another way than the others: on Hopper, where gates are not bounded
     mixed: bool
@@ -136,7 +136,7 @@ def plan(call: Call) -> Plan:
         width=(64 if K <= 64 else 128 if K <= 128 else 256) if hopper else K,
         padded=hopper and (packed or T % CHUNK > 0),
         given=call.beta is not None and not call.beta_range,
-        A_low=dot == "fp16" and K <= 64,
+        A_low=dot == "fp16" and K <= 128,
         mixed=hopper and not is_bounded(call),
     )
 

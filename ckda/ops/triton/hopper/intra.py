@@ -62,6 +62,7 @@ STAGES = gl.constexpr(2)
 QUERY, KEY, PAIR = (gl.constexpr(i) for i in range(3))
 TURNS = gl.constexpr(2)  # pairs that take turns in the room of the tiles that leave
 K_INVERSE = NUM_KEYS  # the room of one more tile, of calm chunks, that does not leave
+STEP = gl.constexpr(16)  # channels that one matrix instruction adds up
 # lines of a chunk's tokens: what q and k are multiplied by, and q k of each token
 Q_LENGTH, K_POWER, DIAGONAL, LINES = (gl.constexpr(i) for i in range(4))
 
@@ -158,12 +159,29 @@ def _unbounded_tiles(b_q, b_k, b_erase, b_gamma, b_to_end, b_last, fresh, s_out,
 
 
 @gluon.jit
+def _rounded_sums(s_left, s_right, Q: gl.constexpr, C: gl.constexpr):
+    """left right^T [C, C] of tiles [C, BK]: the matrix instruction cuts its sums off, always towards zero, and what is added
+    outside of it is rounded."""
+    b_zero = gl.zeros([C, C], gl.float32, Q)
+    b_sum = b_zero
+    for n in gl.static_range(s_left.shape[1] // STEP):
+        b_left = s_left.slice(n * STEP, STEP, 1).load(gl.DotOperandLayout(0, Q, 2))
+        b_right = s_right.slice(n * STEP, STEP, 1).permute((1, 0)).load(gl.DotOperandLayout(1, Q, 2))
+        b_sum += mma_v2(b_left, b_right, b_zero)
+    return b_sum
+
+
+@gluon.jit
 def _pair_products(s_query, s_key, Q: gl.constexpr, C: gl.constexpr):
     """query^T key and key^T key [C, C] of tiles [C, BK] in shared memory; the left operand of the second is s_key[1]."""
     left: gl.constexpr = gl.DotOperandLayout(0, Q, 2)
     b_key = s_key[0].permute((1, 0)).load(gl.DotOperandLayout(1, Q, 2))
     b_zero = gl.zeros([C, C], gl.float32, Q)
-    return mma_v2(s_query.load(left), b_key, b_zero), mma_v2(s_key[1].load(left), b_key, b_zero)
+    b_query_key = mma_v2(s_query.load(left), b_key, b_zero)
+    if gl.float16 == s_query.dtype:
+        return b_query_key, _rounded_sums(s_key[1], s_key[0], Q, C)
+    else:
+        return b_query_key, mma_v2(s_key[1].load(left), b_key, b_zero)
 
 
 @gluon.jit
