@@ -141,12 +141,15 @@ def _fetch(
     phase = 0
     num_items = num_chunks * HV * HALVES
     item = next_item(gl.program_id(0), num_items, p_calm, LEAST, MOST, C, HALVES)
+    begin, _ = chunk_place(gl.minimum(item // (HV * HALVES), num_chunks - 1), p_starts, p_ends, T, NC, C, PLACES)
     while item < num_items:
         place = _head_of(item, HALVES)
         column = _column_of(item, BK, HALVES)
-        chunk, i_hv = place // HV, place % HV
-        row = chunk * C
-        begin, _ = chunk_place(chunk, p_starts, p_ends, T, NC, C, PLACES)
+        i_hv, row = place % HV, place // HV * C
+        following = next_item(item + gl.num_programs(0), num_items, p_calm, LEAST, MOST, C, HALVES)
+        next_begin, _ = chunk_place(
+            gl.minimum(following // (HV * HALVES), num_chunks - 1), p_starts, p_ends, T, NC, C, PLACES
+        )  # loaded a chunk ahead of its use
         bar = ready.index(VALUES)
         for v in gl.static_range(NV):
             mbarrier.wait(
@@ -184,7 +187,7 @@ def _fetch(
             fetch_tile(t_q, i_h, begin, column, K, bar, s_channels.index(QUERY))
             fetch_tile(t_k, i_h, begin, column, K, bar, s_channels.index(KEY))
         fetch_tile(t_g, i_hv, begin, column, K, bar, s_g)
-        item = next_item(item + gl.num_programs(0), num_items, p_calm, LEAST, MOST, C, HALVES)
+        item, begin = following, next_begin
         phase ^= 1
 
 

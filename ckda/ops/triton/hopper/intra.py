@@ -76,8 +76,10 @@ def _fetch(
     """One warp that fetches the chunks of this program."""
     n = 0
     item = next_item(gl.program_id(0), num_chunks * HV, p_calm, LEAST, MOST, C, 1)
+    row, _ = chunk_place(gl.minimum(item // HV, num_chunks - 1), p_starts, p_ends, T, NC, C, PLACES)
     while item < num_chunks * HV:
-        row, _ = chunk_place(item // HV, p_starts, p_ends, T, NC, C, PLACES)
+        following = next_item(item + gl.num_programs(0), num_chunks * HV, p_calm, LEAST, MOST, C, 1)
+        next_row, _ = chunk_place(gl.minimum(following // HV, num_chunks - 1), p_starts, p_ends, T, NC, C, PLACES)
         i_hv = item % HV
         i_h = i_hv // (HV // H)
         slot = n % STAGES
@@ -88,7 +90,7 @@ def _fetch(
         fetch_tile(t_k, i_h, row, 0, K, bar, s_in.index(slot * PAIR + KEY))
         fetch_tile(t_q, i_h, row, 0, K, bar, s_in.index(slot * PAIR + QUERY))
         n += 1
-        item = next_item(item + gl.num_programs(0), num_chunks * HV, p_calm, LEAST, MOST, C, 1)
+        item, row = following, next_row
 
 
 @gluon.jit
