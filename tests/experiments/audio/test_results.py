@@ -158,7 +158,10 @@ def test_what_the_guide_says_in_short():
 def test_counts_of_even_and_steady():
     """results/audio/README.md: how many of eight seeds keep time, and the interval of their share."""
     text, cells = (KEPT / "README.md").read_text(), []
-    snr = [json.loads((KEPT / path).read_text())["snr"] for path in ("even/runs/ckda+even.json", "seeds/runs/ckda+steady.json")]
+    snr = [
+        json.loads((KEPT / path).read_text())["snr"]
+        for path in ("even/runs/ckda+even.json", "seeds/runs/ckda+steady.json")
+    ]
     for near in (60, -99):
         found = [sum(a >= near and b >= 40 for a, b in zip(one["264"], one["2048"], strict=True)) for one in snr]
         cells.append(" | ".join(map(str, found)))
