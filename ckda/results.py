@@ -17,6 +17,7 @@ __all__ = ["ABOUT", "drawings", "index_page", "main", "redraw"]
 #: folder of results/ -> the question it answers
 ABOUT = {
     "audio/continuation": "How long does each arm keep the beat, by the paper's protocol and by others?",
+    "audio/even": "How often does a start with clocks of many rates keep time?",
     "audio/inspect": "Which modes of the state keep time?",
     "audio/one-seed": "What does one training on a CPU give?",
     "audio/seeds": "How often does the steady recipe keep time?",
@@ -28,6 +29,7 @@ ABOUT = {
     "scaling": "Do our fits return the paper's scaling laws?",
     "theory": "Which claims of the paper are checked, and how?",
     "tracking/cost": "What does an update cost?",
+    "tracking/counts": "On how many of 24 seeds are S3, S4 and A5 learned, and how far do they go?",
     "tracking/find-s4": "Which start, curriculum or penalty finds S4 in 5000 small updates?",
     "tracking/finish": "How far do trained models go after penalties on relations and a finishing step?",
     "tracking/horizon": "At which length does a trained model go wrong, by what short words say?",
@@ -179,7 +181,7 @@ _DRAW: dict[str, Callable[[Path], None]] = {
     "tracking/horizon/horizon.png": _horizon,
     "tracking/paper/initialization.png": _initialization,
     "regular/runs": lambda path: _regular(path.parent),
-    "regular/revised/runs": lambda path: _regular(path.parent),
+    "regular/*/runs": lambda path: _regular(path.parent),
     "tracking/random-keys/600_cell.png": _600_cell,
     "tracking/inspect/*.quaternions.png": _quaternions,
     "tracking/inspect/*.png": _mechanism,

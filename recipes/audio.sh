@@ -17,7 +17,7 @@ case $what in
   candidates)
     runs=()
     tail=schedule=tail
-    for recipe in steady+init=clock init=clock steady $tail $tail+penalty=closure-{late,turn,turns} penalty=closure; do
+    for recipe in even steady+init=clock init=clock steady $tail $tail+penalty=closure-{late,turn,turns} penalty=closure; do
       runs+=("ckda $recipe")
     done
     ;;

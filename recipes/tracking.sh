@@ -19,8 +19,8 @@
 #   beta2     S3 with beta to 2, seeds 3 to 9 with either momentum (0 to 2 are in results/): 5 minutes
 #   baselines DeltaProduct_2 as published, a GRU, a Transformer, SiLU on the keys and on q, k, v: S3, S4 and A5, three seeds, 60,000
 #             updates: fig:group_word_problems_baselines; 15 runs, 5 to 8 minutes a group; not run so far
-#   counts    how many of 24 seeds find a group: A5 and S4 by orthogonal (190 s each, by 96 s for 12) and by wide (not measured so
-#             far), A5 made nearly exact by polish; S3 by exact (a minute, measured on a CPU only)
+#   counts    how many of 24 seeds find a group: A5 and S4 by orthogonal (190 s each, by 96 s for 12) and by wide (250 and 136 s
+#             beside other programs), made nearly exact by polish (80 and 52 s); S3 by exact in 2000 and 8000 updates (65 s)
 #   starts    no training: the gates and learning rates of the two starts, fig:initialization
 #   weights   no training: the best seeds of counts and ranges, one file each (under 1 MB), into OUT/weights
 #   mixers    all mixers on S3, one seed, 10,000 updates: beside fig:group_word_problems_baselines
@@ -113,8 +113,8 @@ for asked in "${pieces[@]}"; do
       far=8,16,32,64,128,256,512,4096,65536
       for group in "${groups[@]}"; do
         case $group in
-          S3) track S3 --recipe exact --seeds 24 --lengths $far ;;
-          S4) track S4 --recipe orthogonal,wide+heads=48x4 --seeds 24 --lengths $far ;;
+          S3) track S3 --recipe exact,exact+steps=8k+batch=256 --seeds 24 --lengths $far ;;
+          S4) track S4 --recipe orthogonal+then=polish,wide+heads=48x4 --seeds 24 --lengths $far ;;
           A5) track A5 --recipe orthogonal+then=polish,wide --seeds 24 --lengths $far ;;
         esac
       done ;;

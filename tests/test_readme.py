@@ -98,6 +98,9 @@ def test_what_is_said_below_the_accuracies():
     ]
     assert f"{found[0]} of 24 seeds find it" in text
     assert f"{found[1]} of 12 seeds solve" in text
+    wide = read_run("counts/runs/A5-ckda+wide.then=polish.json").scores
+    solved, far = (sum(value >= 0.999 for value in wide[n]) for n in (32, 4096))
+    assert f"By `wide` {solved} of 24 seeds solve it, and {far} of them are right on words of 4096 letters" in text
     constant = [
         best_of_three(read_run(path))
         for path in (
@@ -143,8 +146,8 @@ def test_the_cost_of_signs():
 
 
 def test_how_often_the_loop_is_kept():
-    run = json.loads((ROOT / "results/audio/seeds/runs/ckda+steady.json").read_text())
-    (kept, seeds, frames) = re.findall(r"--recipe steady .* (\d+) of (\d+) seeds keep it for (\d+) frames", README)[0]
+    run = json.loads((ROOT / "results/audio/even/runs/ckda+even.json").read_text())
+    (kept, seeds, frames) = re.findall(r"--recipe even .* (\d+) of (\d+) seeds keep it for (\d+) frames", README)[0]
     snr = run["snr"][frames]
     assert (sum(value > 40 for value in snr), len(snr)) == (int(kept), int(seeds))
     assert not [value for value in snr if 20 < value < 40], "what keeps time and what does not are far apart"

@@ -72,7 +72,7 @@ def test_audio_names_recipes_of_today():
     named = subprocess.run(
         ["bash", "-c", f"tail=schedule=tail; printf '%s\\n' {loop}"], text=True, capture_output=True, check=True
     ).stdout.split()
-    assert len(named) == 8
+    assert len(named) == 9
     for recipe in named:
         assert AUDIO.name(recipe) == recipe
 

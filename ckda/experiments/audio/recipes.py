@@ -62,11 +62,11 @@ RECIPES = Book(
     named={
         "steady": (
             "schedule=tail+penalty=closure-turns-strong",
-            "the recipe that keeps time longest: equal phase, equal state, and loops of silence that change nothing",
+            "equal phase, equal readout, and loops of silence that change nothing: exact clocks where a seed finds one",
         ),
         "even": (
             "schedule=tail+penalty=closure-turns-strong+init=fan+batch=32",
-            "steady from heads that start as clocks of many rates, without knowing the period",
+            "the recipe that keeps time: steady from heads that start as clocks of many rates, every phase once an update",
         ),
     },
     old={

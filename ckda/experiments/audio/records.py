@@ -22,7 +22,7 @@ def collect(folders: Sequence[str | Path], trained_at: str | None = None) -> Aud
 
     Runs of one name are merged seed by seed. An arm without a run by the paper's protocol stands in `absent`: null, with the
     reason. Waveform windows are kept where they are drawn or played: of those runs, and of the best other run at the longest
-    length. `trained_at` is the commit of records that know none.
+    length. `trained_at` is the commit of records that know none, or a copy's.
     """
     heads = [read_json(path) for folder in folders if (path := Path(folder) / "audio.json").exists()]
     found = collect_records(folders, lambda record: "recipe_name" in record and "snr" in record)
@@ -34,7 +34,9 @@ def collect(folders: Sequence[str | Path], trained_at: str | None = None) -> Aud
         raise ValueError("the runs continue different loops; they cannot stand in one comparison")
     for record in merged.values():
         for part in record.get("parts", [record]):
-            part["environment"]["commit"] = part["environment"]["commit"] or trained_at
+            commit = part["environment"]["commit"]
+            if trained_at and (commit is None or commit.endswith("+")):
+                part["environment"]["commit"] = trained_at
     runs = {name: AudioRun.from_json(record) for name, record in merged.items()}
 
     def place(item: tuple[str, AudioRun]) -> tuple:

@@ -46,10 +46,10 @@ ROWS: tuple[Row, ...] = (
     Row("S4", "kda", "paper/S4-kda+momentum=0.95", why=_CONSTANT),
     Row("S4", "kda-beta2", "paper/S4-kda-beta2+momentum=0.95", why=_CONSTANT),
     Row("S4", "kda-signed", "paper/S4-kda-signed+momentum=0.95", why=_CONSTANT),
-    Row("S4", "ckda", "paper/S4-ckda", "random-keys/S4-ckda+orthogonal"),
+    Row("S4", "ckda", "paper/S4-ckda", "counts/S4-ckda+wide+heads=48x4.then=polish"),
     *_baselines("S4"),
     *(Row("A5", arm, why=f"{_READ_OFF}; ours {_not_run('ranges:A5')}") for arm in ("kda", "kda-beta2", "kda-signed")),
-    Row("A5", "ckda", best="random-keys/A5-ckda+orthogonal", why=f"{_READ_OFF}; ours {_not_run('ranges:A5')}"),
+    Row("A5", "ckda", best="counts/A5-ckda+wide.then=polish", why=f"{_READ_OFF}; ours {_not_run('ranges:A5')}"),
     Row("A5", "ckda+theory", "horizon/A5-ckda+theory"),
     *_baselines("A5"),
 )

@@ -8,6 +8,7 @@ import pytest
 
 from ckda.cli import main
 from ckda.experiments.audio.records import collect, write_compact
+from ckda.experiments.tracking.lottery import binomial_interval
 
 KEPT = Path(__file__).parents[3] / "results/audio"
 
@@ -141,13 +142,47 @@ def test_every_row_of_the_readme_is_that_of_its_record():
 
 
 def test_what_the_guide_says_in_short():
-    plain, steady = (
+    plain, steady, even = (
         json.loads((KEPT / path).read_text())["snr"]
-        for path in ("continuation/runs/ckda.json", "seeds/runs/ckda+steady.json")
+        for path in ("continuation/runs/ckda.json", "seeds/runs/ckda+steady.json", "even/runs/ckda+even.json")
     )
     text = " ".join((KEPT.parents[1] / "docs/audio.md").read_text().split())
     assert f"({plain['264'][0]:.1f} dB at 264 for 38.1)" in text
-    kept = [value for value in steady["2048"] if value > 40]
-    assert (
-        f"{len(kept)} of {len(steady['2048'])} seeds keep time to 2048 frames, the best with {max(kept):.1f} dB" in text
-    )
+    for name, snr in (("steady", steady), ("even", even)):
+        kept = [value for value in snr["2048"] if value > 40]
+        said = f"by `{name}` {len(kept)} of {len(snr['2048'])} seeds keep time to 2048 frames, the best with {max(kept):.1f} dB"
+        assert said in text
+    assert f"{sum(value >= 60 for value in even['264'])} of them have 60 dB at 264" in text
+
+
+def test_counts_of_even_and_steady():
+    """results/audio/README.md: how many of eight seeds keep time, and the interval of their share."""
+    text, cells = (KEPT / "README.md").read_text(), []
+    snr = [
+        json.loads((KEPT / path).read_text())["snr"]
+        for path in ("even/runs/ckda+even.json", "seeds/runs/ckda+steady.json")
+    ]
+    for near in (60, -99):
+        found = [sum(a >= near and b >= 40 for a, b in zip(one["264"], one["2048"], strict=True)) for one in snr]
+        cells.append(" | ".join(map(str, found)))
+        ends = [f"{low:.2f} to {high:.2f}" for low, high in (binomial_interval(k, 8) for k in found)]
+        cells.append(" | ".join(ends).replace("0.", "."))
+    assert f"| at least 60 dB at 264 and 40 dB at 2048 | {cells[0]} |" in text
+    assert f"| at least 40 dB at 2048 | {cells[2]} |" in text
+    for interval in cells[1::2]:
+        assert re.search(rf"^\| its 95% interval.* \| {re.escape(interval)} \|$", text, flags=re.M), interval
+
+
+def test_the_best_seed_of_even_is_kept(capsys, tmp_path):
+    path = KEPT / "even/runs/ckda+even.pt"
+    assert path.stat().st_size < 2**20
+    assert main(["inspect", "audio", str(path), "--length", "72", "--out", str(tmp_path), "--json"]) == 0
+    seen = json.loads(capsys.readouterr().out)
+    assert seen["seed"] == 1
+    for seed in range(8):
+        stored = json.loads((KEPT / f"inspect/ckda+even.seed{seed}.inspect.json").read_text())
+        assert stored["told_apart"] == 32
+        assert stored["played"][1]["right"] == 1
+        assert min(abs(head["turns"] % 2 - 1) for head in stored["heads"]) < 1e-6
+        if seed == seen["seed"]:
+            assert [h["turns"] for h in seen["heads"]] == pytest.approx([h["turns"] for h in stored["heads"]], abs=1e-5)

@@ -18,7 +18,7 @@ from ckda.experiments.tracking.figures import (
     mechanism_figure,
     quaternions_figure,
 )
-from ckda.experiments.tracking.lottery import lottery
+from ckda.experiments.tracking.lottery import binomial_interval, lottery
 from ckda.experiments.tracking.run import TrackRun, collect, keep_replica, load_replica, title
 from ckda.page import markdown_table
 
@@ -197,6 +197,34 @@ def test_s4_with_cycled_momentum():
         ],
     }.items():
         assert f"| {head} | {' | '.join(cells)} |" in text
+
+
+def test_counts_of_24_seeds():
+    """results/tracking/README.md: how many seeds have a score at a length, and the interval of their share."""
+    text, runs = (KEPT / "README.md").read_text(), collect([KEPT / "counts"]).runs
+    assert len(runs) == 5
+    for name, run in runs.items():
+        assert run.seeds == run.begun_seeds == list(range(24))
+        for least in (0.999, 0.99, 0.9):
+            cells = []
+            for n in (32, 512, 4096, 65_536):
+                found = sum(value >= least for value in run.scores.get(n, []))
+                low, high = binomial_interval(found, 24)
+                cells += [str(found), f"{low:.2f} to {high:.2f}"] if n in run.scores else ["", ""]
+            assert f"| `{name}` | {least} | {' | '.join(cells)} |" in text, (name, least)
+    near = sum(value >= 0.998 for value in runs["A5-ckda+wide.then=polish"].scores[32])
+    assert f"| {near} after `polish`" in text
+
+
+@pytest.mark.parametrize("path", sorted((KEPT / "counts/weights").glob("*.pt")), ids=lambda path: path.stem)
+def test_weights_of_the_best_of_24_seeds(path):
+    about, task, model = load_replica(path)
+    assert path.stat().st_size < 2**20
+    run = TrackRun.from_json(json.loads((KEPT / f"counts/runs/{path.stem.rpartition('.')[0]}.json").read_text()))
+    assert about["seed"] == run.seeds[run.best]
+    x, y = task.batch(16, 32, torch.Generator().manual_seed(7))
+    with torch.no_grad():
+        assert (model(x)[:, 1:].argmax(-1) == y).double().mean() > 0.99
 
 
 @pytest.mark.parametrize("seed", [1, 4, 6, 9, 17, 18])
