@@ -331,6 +331,15 @@ def _send_gradients(t_dq, t_dk, t_dg, s_out, head, row, column, K: gl.constexpr)
 
 
 @gluon.jit
+def _store_part(p_x, s_x, num, column, HV: gl.constexpr, K: gl.constexpr, BK: gl.constexpr, C: gl.constexpr):
+    """The first `num` tokens of a tile, without the accelerator, which would write over the next sequence."""
+    R: gl.constexpr = by_rows(BK, BK)
+    b_row = gl.arange(0, C, gl.SliceLayout(1, R))[:, None]
+    b_channel = gl.arange(0, BK, gl.SliceLayout(0, R))[None, :]
+    gl.store(p_x + b_row * (HV * K) + b_channel, s_x.load(R), mask=(b_row < num) & (b_channel + column < K))
+
+
+@gluon.jit
 def _pair_sums(s_values, b_D, b_dA, Q: gl.constexpr):
     """D and dA [C, C] and what these values add to them."""
     left: gl.constexpr = gl.DotOperandLayout(0, Q, 2)
@@ -589,23 +598,19 @@ def _run(
         if not BOUNDED:
             b_dlog += b_own
         b_dg, b_dlog_rate = gate_gradient(b_dlog, b_g, b_rate, b_bias, GATE)
-        o_key = ((begin + b_token).to(gl.int64) * HV + i_hv) * K + b_channel[:, None]
-        if HALVES > 1:
-            o_key += column
         if PLACES != "whole":
             b_dg = gl.where(b_token < num, b_dg, 0.0)
             b_dlog_rate = gl.where(b_token < num, b_dlog_rate, 0.0)
-            if num < C:
-                m_key = (b_token < num) & (b_channel[:, None] < K)
-                gl.store(p_dq + o_key, b_dq.to(DT), mask=m_key)
-                gl.store(p_dk + o_key, b_dk.to(DT), mask=m_key)
-                gl.store(p_dg + o_key, b_dg.to(p_dg.dtype.element_ty), mask=m_key)
         if t_dg is not None:
             s_out.index(DG).permute((1, 0)).store(rounded(b_dg, DT))
-        elif PLACES == "whole" and K == BK:
-            gl.store(p_dg + o_key, b_dg)
         else:
-            gl.store(p_dg + o_key, b_dg, mask=(num >= C) & (b_token < C) & (b_channel[:, None] < K))
+            o_key = ((begin + b_token).to(gl.int64) * HV + i_hv) * K + b_channel[:, None]
+            if HALVES > 1:
+                o_key += column
+            if PLACES == "whole" and K == BK:
+                gl.store(p_dg + o_key, b_dg)
+            else:
+                gl.store(p_dg + o_key, b_dg, mask=(b_token < num) & (b_channel[:, None] < K))
         if HAS_A_LOG:
             gl.store(p_dlog_rate + gl.cast(item, gl.int64) * BK + b_channel, gl.sum(b_dlog_rate, 1))
         if HAS_DT_BIAS:
@@ -626,6 +631,12 @@ def _run(
         else:
             if num >= C:
                 _send_gradients(t_dq, t_dk, t_dg, s_out, i_hv, begin, column, K)
+            else:
+                o_head = (gl.cast(begin, gl.int64) * HV + i_hv) * K + column
+                _store_part(p_dq + o_head, s_out.index(DQ), num, column, HV, K, BK, C)
+                _store_part(p_dk + o_head, s_out.index(DK), num, column, HV, K, BK, C)
+                if t_dg is not None:
+                    _store_part(p_dg + o_head, s_out.index(DG), num, column, HV, K, BK, C)
         item, begin, num = following, next_begin, next_num
         phase ^= 1
     tma.store_wait(0)
