@@ -67,7 +67,7 @@ def need(
 def free_memory(device: torch.device) -> int | None:
     """Bytes that a process may still take there; None where nobody says."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        return int(torch.cuda.mem_get_info(device if device.index is not None else None)[0])
     if device.type != "cpu":
         return None
     known = [_available(), _group_limit()]

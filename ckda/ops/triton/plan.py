@@ -160,7 +160,7 @@ def find_chunks(p: Plan, x: "Saved") -> Chunks:
 class Saved(NamedTuple):
     """What the forward pass leaves for the backward. What has one shape lies together: one descriptor of tiles serves it."""
 
-    keys: Tensor  #: [4, rows, HV, K] q_forward, k_forward, k_back, forward; three where the backward always evaluates the gates again
+    keys: Tensor  #: [4, rows, HV, K] q_forward, k_forward, k_back, forward; three where the backward evaluates all gates again
     #: [4, rows, HV, C] A, the solver, and what its rounding left, in two parts; two where it is float32; fifth, where A_low, what
     #: A's rounding left
     squares: Tensor

@@ -29,7 +29,7 @@ def begins_kernel(
     HAS_DT_BIAS: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """One chunk of a head. No later token has a say in which way a row goes, so it is the first that decides for the whole chunk."""
+    """One chunk of a head. No later token has a say in which way a row goes: the first token decides for the chunk."""
     i_chunk, i_hv = tl.program_id(0), tl.program_id(1)
     begin, end = chunk_place(i_chunk, p_starts, p_ends, T, NC, C, PACKED)
     b_channel = tl.arange(0, BK)

@@ -37,7 +37,6 @@ from ckda.ops.triton.hopper.tile import (
     by_pairs,
     by_rows,
     channel_tile,
-    chunk_place,
     clear_behind,
     fetch_layout,
     fetch_state,
@@ -131,7 +130,8 @@ def _fetch(
     t_states, t_dstates, t_do, t_dv, t_v, t_o, t_y, t_q, t_k, t_keys, t_g,
     p_calm, p_starts, p_ends, p_rho, p_norms, s_S, s_dS, s_values, s_channels, s_g, s_scalars, ready, free, num_chunks, ROWS, T, NC,
     H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, C: gl.constexpr,
-    BOUNDED: gl.constexpr, LEAST: gl.constexpr, MOST: gl.constexpr, PLACES: gl.constexpr, HALVES: gl.constexpr,
+    BOUNDED: gl.constexpr, LEAST: gl.constexpr, MOST: gl.constexpr, WHICH: gl.constexpr, PLACES: gl.constexpr,
+    HALVES: gl.constexpr,
 ):  # fmt: skip
     """One warp that fetches the chunks of this program."""
     NV: gl.constexpr = (V + BV - 1) // BV
@@ -140,15 +140,28 @@ def _fetch(
     b_token = gl.arange(0, C, LINE) * HV
     phase = 0
     num_items = num_chunks * HV * HALVES
-    item = next_item(gl.program_id(0), num_items, p_calm, LEAST, MOST, C, HALVES)
-    begin, _ = chunk_place(gl.minimum(item // (HV * HALVES), num_chunks - 1), p_starts, p_ends, T, NC, C, PLACES)
+    item, begin, _ = next_item(
+        gl.program_id(0), num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, WHICH, PLACES, HALVES
+    )
     while item < num_items:
         place = _head_of(item, HALVES)
         column = _column_of(item, BK, HALVES)
         i_hv, row = place % HV, place // HV * C
-        following = next_item(item + gl.num_programs(0), num_items, p_calm, LEAST, MOST, C, HALVES)
-        next_begin, _ = chunk_place(
-            gl.minimum(following // (HV * HALVES), num_chunks - 1), p_starts, p_ends, T, NC, C, PLACES
+        following, next_begin, _ = next_item(
+            item + gl.num_programs(0),
+            num_items,
+            p_calm,
+            p_starts,
+            p_ends,
+            T,
+            NC,
+            HV,
+            C,
+            LEAST,
+            MOST,
+            WHICH,
+            PLACES,
+            HALVES,
         )  # loaded a chunk ahead of its use
         bar = ready.index(VALUES)
         for v in gl.static_range(NV):
@@ -396,11 +409,14 @@ def _run(
     HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, C: gl.constexpr,
     GATE: gl.constexpr, SIGNED: gl.constexpr, ERASE: gl.constexpr,
     HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr, NORMALIZE: gl.constexpr, BETA_RANGE: gl.constexpr,
-    LEVELS: gl.constexpr, BOUNDED: gl.constexpr, LEAST: gl.constexpr, MOST: gl.constexpr, PLACES: gl.constexpr, HALVES: gl.constexpr,
+    LEVELS: gl.constexpr, BOUNDED: gl.constexpr, LEAST: gl.constexpr, MOST: gl.constexpr, WHICH: gl.constexpr, PLACES: gl.constexpr,
+    HALVES: gl.constexpr,
 ):  # fmt: skip
     """The warps that compute."""
     NV: gl.constexpr = (V + BV - 1) // BV
     CALM: gl.constexpr = LEAST > 0
+    FULL: gl.constexpr = PLACES == "whole" or WHICH == "full"
+    ENDS: gl.constexpr = "whole" if FULL else PLACES
     DT: gl.constexpr = s_out.dtype
     P: gl.constexpr = product(BK, C)
     L: gl.constexpr = left_operand(BK, C)
@@ -419,16 +435,31 @@ def _run(
     b_token = gl.arange(0, C, by_token)[None, :]
     phase = 0
     num_items = num_chunks * HV * HALVES
-    item = next_item(gl.program_id(0), num_items, p_calm, LEAST, MOST, C, HALVES)
-    begin, num = chunk_place(gl.minimum(item // (HV * HALVES), num_chunks - 1), p_starts, p_ends, T, NC, C, PLACES)
+    item, begin, num = next_item(
+        gl.program_id(0), num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, WHICH, PLACES, HALVES
+    )
     while item < num_items:
         place = _head_of(item, HALVES)
         column = _column_of(item, BK, HALVES)
         chunk, i_hv = place // HV, place % HV
-        following = next_item(item + gl.num_programs(0), num_items, p_calm, LEAST, MOST, C, HALVES)
-        next_begin, next_num = chunk_place(
-            gl.minimum(following // (HV * HALVES), num_chunks - 1), p_starts, p_ends, T, NC, C, PLACES
+        following, next_begin, next_num = next_item(
+            item + gl.num_programs(0),
+            num_items,
+            p_calm,
+            p_starts,
+            p_ends,
+            T,
+            NC,
+            HV,
+            C,
+            LEAST,
+            MOST,
+            WHICH,
+            PLACES,
+            HALVES,
         )  # loaded a chunk ahead of its use
+        if WHICH == "full":
+            num = C
         b_row = gl.arange(0, C, by_row)
         o_line = (begin + b_row).to(gl.int64) * HV + i_hv
         if BETA_RANGE > 0:
@@ -439,9 +470,9 @@ def _run(
             (
                 b_dq_before, b_drow_before, b_dk_before, b_through_before, b_D_before, b_dA_before,
                 b_diagonal_before, b_y_dv_before, b_v_dv_before, b_q_dq_before,
-            ) = _earlier_values(s_S, s_dS, s_values, ready, free, num, by_channel, R, Q, BK, C, LOW, PLACES)  # fmt: skip
+            ) = _earlier_values(s_S, s_dS, s_values, ready, free, num, by_channel, R, Q, BK, C, LOW, ENDS)  # fmt: skip
         mbarrier.wait(ready.index(VALUES), phase if NV == 1 else 1)
-        clear_behind(s_values, DO, O + 1, num, R, PLACES)  # do, dv, v and o
+        clear_behind(s_values, DO, O + 1, num, R, ENDS)  # do, dv, v and o
 
         # what the values contract
         b_S = s_S.permute((1, 0)).load(L)
@@ -523,13 +554,13 @@ def _run(
             b_g = finite_gate(s_g.permute((1, 0)).load(P).to(gl.float32), GATE)
             b_log, b_negative = log_gate(b_g, b_rate, b_bias, GATE, False)
             b_log = held_log(b_log, DT)
-            if PLACES != "whole":
+            if not FULL:
                 b_q, b_k = gl.where(b_token < num, b_q, 0.0), gl.where(b_token < num, b_k, 0.0)
                 b_log = gl.where(b_token < num, b_log, 0.0)
                 b_negative = b_negative & (b_token < num)
             b_last = gl.full([BK], 1.0, gl.float32, by_channel)
             if SIGNED == "given":
-                b_negative = channel_tile(p_sign, begin, num, i_hv, column, 1, K, BK, C, HV, PLACES) < 0
+                b_negative = channel_tile(p_sign, begin, num, i_hv, column, 1, K, BK, C, HV, ENDS) < 0
             if SIGNED != "no":
                 b_count = times(gl.where(b_negative, 1.0, 0.0).to(DT), s_M.index(THROUGH), BK, C)
                 b_count = warpgroup_mma_wait(0, deps=[b_count])
@@ -542,7 +573,7 @@ def _run(
                 b_reach = gl.sum(b_k.to(gl.float32) * _to_end(b_log, s_M, BK, C) * b_last[:, None] * b_dk, 0)
             b_erase = gl.full([1, 1], 1.0, gl.float32, P)
             if ERASE:
-                b_erase = channel_tile(p_erase, begin, num, i_hv, column, 0.0, K, BK, C, HV, PLACES).to(gl.float32)
+                b_erase = channel_tile(p_erase, begin, num, i_hv, column, 0.0, K, BK, C, HV, ENDS).to(gl.float32)
             b_dq, b_drow, b_dk, b_dlog, b_through = _unbounded_channels(
                 b_dq,
                 b_drow,
@@ -566,7 +597,7 @@ def _run(
             b_q, b_k = b_q.to(gl.float32), b_k.to(gl.float32)
         if ERASE:
             if BOUNDED:
-                b_erase = channel_tile(p_erase, begin, num, i_hv, column, 0.0, K, BK, C, HV, PLACES).to(gl.float32)
+                b_erase = channel_tile(p_erase, begin, num, i_hv, column, 0.0, K, BK, C, HV, ENDS).to(gl.float32)
             o_erase = (gl.cast(begin, gl.int64) * HV + i_hv) * K + column
             p_tile = p_derase + o_erase + (b_token * (HV * K) + b_channel[:, None])
             m_erase = (b_token < num) & (b_channel[:, None] < K)
@@ -598,7 +629,7 @@ def _run(
         if not BOUNDED:
             b_dlog += b_own
         b_dg, b_dlog_rate = gate_gradient(b_dlog, b_g, b_rate, b_bias, GATE)
-        if PLACES != "whole":
+        if not FULL:
             b_dg = gl.where(b_token < num, b_dg, 0.0)
             b_dlog_rate = gl.where(b_token < num, b_dlog_rate, 0.0)
         if t_dg is not None:
@@ -607,7 +638,7 @@ def _run(
             o_key = ((begin + b_token).to(gl.int64) * HV + i_hv) * K + b_channel[:, None]
             if HALVES > 1:
                 o_key += column
-            if PLACES == "whole" and K == BK:
+            if FULL and K == BK:
                 gl.store(p_dg + o_key, b_dg)
             else:
                 gl.store(p_dg + o_key, b_dg, mask=(b_token < num) & (b_channel[:, None] < K))
@@ -626,7 +657,7 @@ def _run(
         fence_async_shared()
         gl.thread_barrier()  # the gradients are written, the channels used up
         mbarrier.arrive(free.index(CHANNELS), count=USED_ARRIVE)
-        if PLACES == "whole":
+        if FULL:
             _send_gradients(t_dq, t_dk, t_dg, s_out, i_hv, begin, column, K)
         else:
             if num >= C:
@@ -701,6 +732,7 @@ def hopper_gradient_kernel(
     BOUNDED: gl.constexpr,  # whether it works from decayed tiles
     LEAST: gl.constexpr,  # calm rows of the chunks that are this launch's; above zero: their tiles reach to the chunk's end
     MOST: gl.constexpr,  # and how many at most; C: all
+    WHICH: gl.constexpr,  # of these the "full" ones, the "broken" ones or "any"
     PLACES: gl.constexpr,  # "whole", "ragged" (T is no multiple of C) or "packed"
     HALVES: gl.constexpr,  # of K, each of BK channels; more than one not where beta is given
 ):
@@ -729,7 +761,7 @@ def hopper_gradient_kernel(
                     s_S, s_dS, s_values, s_channels, s_g, s_scalars, s_out, s_squares, s_M, s_sums, ready, free,
                     num_chunks, T, NC, scale,
                     HV, K, V, BK, BV, C, GATE, SIGNED, ERASE,
-                    HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BOUNDED, LEAST, MOST,
+                    HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BOUNDED, LEAST, MOST, WHICH,
                     PLACES, HALVES,
                 ),
             ),
@@ -738,7 +770,7 @@ def hopper_gradient_kernel(
                 (
                     t_states, t_dstates, t_do, t_dv, t_v, t_o, t_y, t_q, t_k, t_keys, t_g,
                     p_calm, p_starts, p_ends, p_rho, p_norms, s_S, s_dS, s_values, s_channels, s_g, s_scalars, ready, free,
-                    num_chunks, ROWS, T, NC, H, HV, K, V, BK, BV, C, BOUNDED, LEAST, MOST, PLACES, HALVES,
+                    num_chunks, ROWS, T, NC, H, HV, K, V, BK, BV, C, BOUNDED, LEAST, MOST, WHICH, PLACES, HALVES,
                 ),
             ),
         ],

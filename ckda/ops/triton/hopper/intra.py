@@ -37,7 +37,6 @@ from ckda.ops.triton.hopper.tile import (
     by_rows,
     calm_range,
     channel_tile,
-    chunk_place,
     clear_behind,
     fetch_tile,
     head_gate,
@@ -75,11 +74,14 @@ def _fetch(
 ):  # fmt: skip
     """One warp that fetches the chunks of this program."""
     n = 0
-    item = next_item(gl.program_id(0), num_chunks * HV, p_calm, LEAST, MOST, C, 1)
-    row, _ = chunk_place(gl.minimum(item // HV, num_chunks - 1), p_starts, p_ends, T, NC, C, PLACES)
-    while item < num_chunks * HV:
-        following = next_item(item + gl.num_programs(0), num_chunks * HV, p_calm, LEAST, MOST, C, 1)
-        next_row, _ = chunk_place(gl.minimum(following // HV, num_chunks - 1), p_starts, p_ends, T, NC, C, PLACES)
+    num_items = num_chunks * HV
+    item, row, _ = next_item(
+        gl.program_id(0), num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, "any", PLACES, 1
+    )
+    while item < num_items:
+        following, next_row, _ = next_item(
+            item + gl.num_programs(0), num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, "any", PLACES, 1
+        )  # loaded a chunk ahead of its use
         i_hv = item % HV
         i_h = i_hv // (HV // H)
         slot = n % STAGES
@@ -129,7 +131,7 @@ def _bounded_tiles(b_q, b_k, b_erase, b_cum, b_count, s_out, p_start, p_end, o_s
 
 @gluon.jit
 def _calm_tiles(b_q, b_k, b_erase, b_cum, b_count, s_out, p_start, p_end, p_calm, item, o_slot, C: gl.constexpr):
-    """Decays from the chunk's start: the four tiles that are kept, and keys over their decays; how many of the first rows are calm."""
+    """Decays from the chunk's start: the four tiles that are kept, and keys over their decays; and how many rows are calm."""
     b_line = gl.arange(0, C, gl.SliceLayout(0, b_q.type.layout))
     b_token = b_line[None, :]
     b_sign = b_count.to(gl.int32) << 31
@@ -148,7 +150,9 @@ def _calm_tiles(b_q, b_k, b_erase, b_cum, b_count, s_out, p_start, p_end, p_calm
 
 
 @gluon.jit
-def _unbounded_tiles(b_q, b_k, b_erase, b_gamma, b_to_end, b_last, fresh, s_out, p_start, p_end, o_slot, C: gl.constexpr):
+def _unbounded_tiles(
+    b_q, b_k, b_erase, b_gamma, b_to_end, b_last, fresh, s_out, p_start, p_end, o_slot, C: gl.constexpr
+):
     """Decays from the chunk's start and to its end: three tiles, or the last alone where the others are written already. b_last is
     the sign of Gamma [BK], signs are in q and k too."""
     b_token = gl.arange(0, C, gl.SliceLayout(0, b_q.type.layout))[None, :]
@@ -264,14 +268,15 @@ def _run(
     b_token = gl.arange(0, C, by_token)[None, :]
     num_lines = ROWS.to(gl.int64) * HV
     n = 0
-    item = next_item(gl.program_id(0), num_chunks * HV, p_calm, LEAST, MOST, C, 1)
-    begin, num = chunk_place(gl.minimum(item // HV, num_chunks - 1), p_starts, p_ends, T, NC, C, PLACES)
-    while item < num_chunks * HV:
+    num_items = num_chunks * HV
+    item, begin, num = next_item(
+        gl.program_id(0), num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, "any", PLACES, 1
+    )
+    while item < num_items:
         chunk, i_hv = item // HV, item % HV
         slot, row = n % STAGES, chunk * C
-        following = next_item(item + gl.num_programs(0), num_chunks * HV, p_calm, LEAST, MOST, C, 1)
-        next_begin, next_num = chunk_place(
-            gl.minimum(following // HV, num_chunks - 1), p_starts, p_ends, T, NC, C, PLACES
+        following, next_begin, next_num = next_item(
+            item + gl.num_programs(0), num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, "any", PLACES, 1
         )  # loaded a chunk ahead of its use
         calm_rows = 0
         if BORDERED:
@@ -354,9 +359,7 @@ def _run(
                 b_last = gl.sum(gl.where(b_token == C - 1, b_sign, 0.0), 1)
             b_diagonal = s_lines.index(DIAGONAL).load(gl.SliceLayout(1, Q))
             b_q, b_k = rounded(b_q, DT), rounded(b_k, DT)  # a key in bfloat16 times a power of two is as it was
-            b_A, b_G = _border_products(
-                b_q, b_k, b_erase, b_high, b_low, b_diagonal, s_out, s_M, Q, C, LEVELS, BASE
-            )
+            b_A, b_G = _border_products(b_q, b_k, b_erase, b_high, b_low, b_diagonal, s_out, s_M, Q, C, LEVELS, BASE)
             b_gamma = span_sums(b_high, b_low, s_M.index(THROUGH), BK, C)
             b_to_end = span_sums(b_high, b_low, s_M.index(AFTER), BK, C)
             b_gamma, b_to_end = warpgroup_mma_wait(0, deps=[b_gamma, b_to_end])
@@ -407,7 +410,7 @@ def hopper_intra_kernel(
     p_norms,  # out float32 [3, ROWS, HV]
     p_start,  # out float32 [num_chunks, HV, BK]
     p_end,  # out float32 [num_chunks, HV, BK]
-    p_calm,  # in and out int32 [num_chunks, HV], where not BOUNDED: how many rows of a chunk are calm, or at first whether it begins so
+    p_calm,  # int32 [num_chunks, HV], where not BOUNDED: whether a chunk begins calm; out: how many of its rows are calm
     num_chunks,
     ROWS,  # num_chunks * C: what is left for others has room for whole chunks
     T,
@@ -436,7 +439,11 @@ def hopper_intra_kernel(
     """What of a chunk does not depend on the state."""
     ready, free = barriers(STAGES, TILES_ARRIVE, 1)
     DT: gl.constexpr = t_keys.dtype
-    s_in, s_g, s_out = room(STAGES * PAIR, C, BK, DT), room(STAGES, C, BK, t_g.dtype), room(K_INVERSE + 1 if LEAST > 0 else NUM_KEYS, C, BK, DT)
+    s_in, s_g, s_out = (
+        room(STAGES * PAIR, C, BK, DT),
+        room(STAGES, C, BK, t_g.dtype),
+        room(K_INVERSE + 1 if LEAST > 0 else NUM_KEYS, C, BK, DT),
+    )
     GATE_BYTES: gl.constexpr = t_g.dtype.primitive_bitwidth // 8
     s_M = room(1 if BOUNDED or LEAST > 0 else BORDERS + LEVELS + (2 - BASE if BASE > 0 else 0), C, C, DT)
     s_lines = lines(LINES, C)
@@ -447,8 +454,8 @@ def hopper_intra_kernel(
                 (
                     p_beta, p_sign, p_erase, p_A_log, p_dt_bias, t_keys, p_A, p_G, p_rho, p_norms, p_start, p_end,
                     p_calm, p_starts, p_ends, s_in, s_g, s_out, s_M, s_lines, ready, free, num_chunks, ROWS, T, NC, scale,
-                    HV, K, BK, C, GATE, SIGNED, ERASE, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BASE, BOUNDED, LEAST, MOST,
-                    PLACES, SPLIT_A,
+                    HV, K, BK, C, GATE, SIGNED, ERASE, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BASE, BOUNDED,
+                    LEAST, MOST, PLACES, SPLIT_A,
                 ),
             ),
             (

@@ -305,19 +305,6 @@ def calm_range(DT: gl.constexpr):
 
 
 @gluon.jit
-def next_item(item, num_items, p_calm, LEAST: gl.constexpr, MOST: gl.constexpr, C: gl.constexpr, HALVES: gl.constexpr):
-    """The first item of this program, from this one on, whose chunk has at least LEAST calm rows and at most MOST."""
-    if LEAST > 0 or MOST < C:
-        looking = item < num_items
-        while looking:
-            rows = gl.load(p_calm + item // HALVES)
-            looking = (rows < LEAST) | (rows > MOST)
-            item = gl.where(looking, item + gl.num_programs(0), item)
-            looking = looking & (item < num_items)
-    return item
-
-
-@gluon.jit
 def chunk_place(chunk, p_starts, p_ends, T, NC, C: gl.constexpr, PLACES: gl.constexpr):
     """The first token of a chunk in [B * T], and how many it has: C where PLACES is "whole"."""
     if PLACES == "packed":
@@ -330,6 +317,34 @@ def chunk_place(chunk, p_starts, p_ends, T, NC, C: gl.constexpr, PLACES: gl.cons
         begin = chunk // NC * T + at
         num = gl.minimum(T - at, C)
     return begin, num
+
+
+@gluon.jit
+def next_item(
+    item, num_items, p_calm, p_starts, p_ends, T, NC,
+    HV: gl.constexpr, C: gl.constexpr, LEAST: gl.constexpr, MOST: gl.constexpr, WHICH: gl.constexpr, PLACES: gl.constexpr,
+    HALVES: gl.constexpr,
+):  # fmt: skip
+    """The first item of this program, from this one on, whose chunk is this launch's: LEAST to MOST of its rows are calm, and it is
+    "full", "broken" or any; and where its chunk lies. Beyond the last item: anywhere."""
+    last = num_items - 1
+    begin, num = chunk_place(gl.minimum(item, last) // (HV * HALVES), p_starts, p_ends, T, NC, C, PLACES)
+    if LEAST > 0 or MOST < C or WHICH != "any":
+        looking = True & (item < num_items)
+        while looking:
+            looking = item < 0
+            if LEAST > 0 or MOST < C:
+                rows = gl.load(p_calm + item // HALVES)
+                looking |= (rows < LEAST) | (rows > MOST)
+            if WHICH == "full":
+                looking |= num < C
+            if WHICH == "broken":
+                looking |= num == C
+            if looking:
+                item += gl.num_programs(0)
+                begin, num = chunk_place(gl.minimum(item, last) // (HV * HALVES), p_starts, p_ends, T, NC, C, PLACES)
+            looking &= item < num_items
+    return item, begin, num
 
 
 @gluon.jit

@@ -20,7 +20,7 @@ from ckda.ops.triton.portable.forward import carry_kernel, intra_kernel, places_
 __all__ = ["carry", "empty_duy", "gradients", "group_sums", "intra", "places", "reverse", "solver", "states"]
 
 # a thread, so that more programs run at a time: worth a few spills
-INTRA_REGISTERS, CONTRACT_REGISTERS = 168, 128
+INTRA_REGISTERS, CONTRACT_REGISTERS, SOLVER_REGISTERS = 168, 128, 128
 WIDE_CHANNELS = 32  # of float32 at a time, where more would spill
 
 
@@ -118,7 +118,7 @@ def solver(w: Work, G: Tensor) -> Launch:
     arguments |= {"p_G": G, "LEVELS": p.C.bit_length() - 2, "SPLIT": p.split}
     float16 = w.call.backend == "triton-hopper" and p.dot == "fp16"
     arguments["UNIT"] = FLOAT16_UNIT if float16 else 1.0
-    return Launch(solver_kernel, (p.slots, p.HV), arguments, num_warps=1)
+    return Launch(solver_kernel, (p.slots, p.HV), arguments, num_warps=1, maxnreg=SOLVER_REGISTERS if p.split else None)
 
 
 def states(
