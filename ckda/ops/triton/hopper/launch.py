@@ -265,8 +265,8 @@ def _kinds(p: Plan, share: dict[str, Any]) -> list[str]:
 
 
 def _gradient(w: Work, o: Tensor, do: Tensor, passed: Passed, out: dict[str, Any], share: dict[str, Any]) -> Launch:
-    """One program a multiprocessor, or two where heads have up to 64 channels. Calm chunks go from the decayed tiles that the forward
-    pass left, as all do where gates are bounded."""
+    """One program a multiprocessor, or two where heads have up to 64 channels. Calm chunks go from the decayed tiles that the
+    forward pass left, as all do where gates are bounded."""
     call, p, x, _ = w
     tiles = p.bounded or share["LEAST"] > 0
     width, channels = 64 if p.V <= 64 else 128, min(p.width, MAX_WIDTH)
