@@ -9,14 +9,15 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from ckda import transition
-from ckda.layers.convolution import ShortConvolution, convolve_parts
+from ckda.layers.convolution import ShortConvolution, convolve_parts, convolve_together, has_kernel
 from ckda.layers.gated_norm import HeadNorm
 from ckda.ops import complex_kda, complex_kda_step
 from ckda.ops.call import unit
 from ckda.ops.context import Context, complex_kda_context
+from ckda.ops.dispatch import is_autocast, is_plain
 from ckda.ops.gate import beta_from_logit, beta_spread, evaluate_gate, init_A_log, init_dt_bias
 
-__all__ = ["RANGES", "ComplexKDA", "LayerCache", "Transitions"]
+__all__ = ["RANGES", "ComplexKDA", "LayerCache", "Transitions", "split", "under"]
 
 #: the paper's four range settings: name -> (gate, beta_range); `kda` is KDA with its bounded gate, `ckda` Complex KDA
 RANGES: dict[str, tuple[str, int]] = {
@@ -179,26 +180,40 @@ class ComplexKDA(nn.Module):
         cu_seqlens: Tensor | None = None,
         attention_mask: Tensor | None = None,
         context: Context | None = None,
+        rows: Tensor | None = None,
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """q, k, v, raw gate and beta logit for x [B, T, d], heads split; and the convolutions' new past, unless past is None.
 
         Where attention_mask [B, T] is 0, x must be zero: then k = v = 0 before the first token, and g is set such that an
-        initial state does not decay.
+        initial state does not decay. rows: :func:`_rows` of x, where the caller has them.
         """
         _check_shape("x", x, "B, T, d", (None, None, self.hidden_size))
-        heads = {"q": self.head_dim, "k": self.head_dim, "v": self.head_v_dim}
-        projected = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
-        convolved, new_past = self._convolve(projected, past, cu_seqlens, context)
-        out: dict[str, Any] = {name: _split(y, heads[name]) for name, y in convolved.items()}
-        gates = self._gates(x, out["q"].dtype)
+        rows, lead = x if rows is None else rows, x.shape[:2]
+        projected = {"q": self.q_proj(rows), "k": self.k_proj(rows), "v": self.v_proj(rows)}
+        out: dict[str, Any]
+        out, new_past = self._convolve(projected, lead, past, cu_seqlens, context)
+        gates = self._gates(rows, out["q"].dtype, lead)
         if attention_mask is not None and self.initial_state is not None:
             gates["g"] = gates["g"].masked_fill(attention_mask[..., None, None] == 0, self._still())
         return out | gates, new_past
 
     def _convolve(
-        self, y: dict[str, Tensor], past: dict[str, Tensor] | None, cu_seqlens: Tensor | None, context: Context | None
+        self,
+        y: dict[str, Tensor],
+        lead: torch.Size,
+        past: dict[str, Tensor] | None,
+        cu_seqlens: Tensor | None,
+        context: Context | None,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Convolution and SiLU of the projections [B, T, D], where they have them; and the new past, unless past is None."""
+        """Convolution and SiLU of the projections, where they have them, heads split; and the new past, unless past is None."""
+        heads = {"q": self.head_dim, "k": self.head_dim, "v": self.head_v_dim}
+        if past is None and context is None and self.convolutions and all(map(has_kernel, y.values())):
+            weights = [cast(ShortConvolution, self.convolutions[name]).weight for name in y]
+            shapes = [(*lead, x.shape[-1] // heads[name], heads[name]) for name, x in y.items()]
+            activated = [name in self.activate for name in y]
+            together = convolve_together(list(y.values()), weights, cu_seqlens, shapes, activated)
+            return dict(zip(y, together, strict=True)), {}
+        y = {name: under(lead, x) for name, x in y.items()}
         new_past: dict[str, Tensor] = {}
         if context is not None and self.convolutions:
             y = convolve_parts(dict(self.convolutions.items()), y, self.activate, context, cu_seqlens)
@@ -210,12 +225,15 @@ class ComplexKDA(nn.Module):
                 else:
                     y[name], new_past[name] = convolution(y[name], past.get(name), cu_seqlens, activate=activate)
         plain = self.activate - set(self.convolutions)
-        return {name: silu(x) if name in plain else x for name, x in y.items()}, new_past
+        return {name: split(lead, silu(x) if name in plain else x, heads[name]) for name, x in y.items()}, new_past
 
-    def _gates(self, x: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
-        """The raw gate [B, T, HV, K] and the logit of beta [B, T, HV] for x [B, T, d], in the dtype of q, k and v."""
-        g = _split(self.f_proj(x).to(dtype), self.head_dim)
-        return {"g": g, "beta": self.b_proj(x).to(dtype)}
+    def _gates(self, x: Tensor, dtype: torch.dtype, lead: torch.Size) -> dict[str, Tensor]:
+        """The raw gate [B, T, HV, K] and the logit of beta [B, T, HV], in the dtype of q, k and v.
+
+        x is [B, T, d] or its rows [B * T, d]; lead: B and T.
+        """
+        g = split(lead, self.f_proj(x).to(dtype), self.head_dim)
+        return {"g": g, "beta": under(lead, self.b_proj(x).to(dtype))}
 
     def _still(self) -> float:
         """What :meth:`_gates` would give as g where alpha = 1."""
@@ -275,21 +293,32 @@ class ComplexKDA(nn.Module):
 
         Where attention_mask [B, T] is 0, x must be zero.
         """
+        return self._read(x, None, cu_seqlens, attention_mask, context)
+
+    def _read(
+        self,
+        x: Tensor,
+        rows: Tensor | None,
+        cu_seqlens: Tensor | None,
+        attention_mask: Tensor | None,
+        context: Context | None,
+    ) -> Tensor:
+        """:meth:`read`, with the rows of x where the caller has them."""
         if cu_seqlens is not None and attention_mask is not None:
             raise ValueError(
                 "cu_seqlens and attention_mask are given; packed sequences have no padding, one must be None"
             )
-        y, _ = self._project(x, None, cu_seqlens, attention_mask, context)
+        y, _ = self._project(x, None, cu_seqlens, attention_mask, context, rows)
         N = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
         return self._run(y, self._start(N), cu_seqlens, context=context)[0]
 
     def write_out(self, o: Tensor, x: Tensor) -> Tensor:
-        """From the readout o [..., HV, V] and the layer's input x [..., d] to its output [..., d]."""
+        """From the readout o [..., HV, V] and the layer's input x, [..., d] or its rows, to its output [..., d]."""
         return self.gated_out(o, None if self.g_proj is None else self.g_proj(x))
 
     def gated_out(self, o: Tensor, gate: Tensor | None) -> Tensor:
         """From the readout o [..., HV, V] and the projection behind the output gate [..., HV * V] to the output [..., d]."""
-        return self.o_proj(self.o_norm(o, gate).flatten(-2))
+        return under(o.shape[:-2], self.o_proj(_rows(self.o_norm(o, gate), 2)))
 
     def forward(
         self,
@@ -309,7 +338,9 @@ class ComplexKDA(nn.Module):
                 the tokens of all ranks (:func:`ckda.ops.context.complex_kda_context`).
         """
         x = _silenced(x, attention_mask)
-        return _silenced(self.write_out(self.read(x, cu_seqlens, attention_mask, context), x), attention_mask)
+        rows = _rows(x)  # once: the gradients of all that reads them meet in one place
+        o = self._read(x, rows, cu_seqlens, attention_mask, context)
+        return _silenced(self.write_out(o, rows), attention_mask)
 
     def prefill(
         self, x: Tensor, cache: LayerCache | None = None, *, attention_mask: Tensor | None = None
@@ -363,10 +394,25 @@ class ComplexKDA(nn.Module):
         return f"gate={self.gate}, beta_range={self.beta_range}, heads={self.num_heads}x{self.head_dim}"
 
 
-def _split(y: Tensor, width: int) -> Tensor:
-    """[B, T, heads * width] -> [B, T, heads, width]; unflatten does the same in thrice the time."""
-    B, T, D = y.shape
-    return y.view(B, T, D // width, width)
+def _rows(x: Tensor, num: int = 1) -> Tensor:
+    """x [..., D], D the last `num` axes, as [N, D]: a product of more axes makes a view before it and one behind it.
+
+    Where something else than autograd looks on, or x does not lie in one piece, it keeps the axes [..., D]. So does a leaf
+    under autocast, which casts a leaf once and a view of it for each product.
+    """
+    if x.is_contiguous() and is_plain((x,)) and not (x.requires_grad and x.is_leaf and is_autocast(x.device)):
+        return x.view(-1, math.prod(x.shape[-num:]))
+    return x.flatten(-num)
+
+
+def under(lead: Sequence[int], y: Tensor) -> Tensor:
+    """y [N, D] or [*lead, D] as [*lead, D]."""
+    return y if y.dim() > len(lead) else y.view(*lead, y.shape[-1])
+
+
+def split(lead: Sequence[int], y: Tensor, width: int) -> Tensor:
+    """[N, heads * width] or [*lead, heads * width] -> [*lead, heads, width]; unflatten does the same in thrice the time."""
+    return y.view(*lead, y.shape[-1] // width, width)
 
 
 #: a raw gate so far out that alpha = 1 whatever A_log and dt_bias are; float16 holds it

@@ -12,7 +12,8 @@ Tokens before the first are those of `past`, or zero; in packed sequences they a
 Legend: B batch, T time, D channels, S taps, N packed sequences.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from ckda.ops.triton import HAS_TRITON
 __all__ = [
     "ShortConvolution",
     "convolve_parts",
+    "convolve_together",
     "has_kernel",
     "position_in_sequence",
     "short_convolution",
@@ -196,6 +198,82 @@ def short_convolution(
     if other_derivative():
         return torch_forward(x, weight, past, cu_seqlens, activate)
     return _node(x, weight, past, cu_seqlens, activate)
+
+
+# Several convolutions as one node: arguments are x of each, weight of each, cu_seqlens, shape of each y, activate of each.
+
+
+def _parts(*arguments: Any) -> tuple[list[tuple], tuple]:
+    """What each of them takes, and the shapes."""
+    *tensors, cu_seqlens, shapes, activate = arguments
+    num = len(shapes)
+    return [(tensors[i], tensors[num + i], None, cu_seqlens, activate[i]) for i in range(num)], shapes
+
+
+def _flat(x: Tensor, weight: Tensor, shape: Sequence[int]) -> Tensor:
+    """As [B, T, D], from the shape of y."""
+    return x.reshape(*shape[:2], weight.shape[0])
+
+
+def _forward_apart(forward: Callable[..., Tensor], *arguments: Any) -> tuple[Tensor, ...]:
+    parts, shapes = _parts(*arguments)
+    ys = (forward(_flat(x, w, shape), w, *rest) for (x, w, *rest), shape in zip(parts, shapes, strict=True))
+    return tuple(y.view(shape) for y, shape in zip(ys, shapes, strict=True))
+
+
+def _backward_apart(backward: Callable[..., Sequence[Tensor]], *arguments: Any) -> list[Tensor]:
+    num = len(arguments[-1])
+    parts, shapes = _parts(*arguments[num:])
+    dxs, dweights = [], []
+    for dy, (x, w, *rest), shape in zip(arguments[:num], parts, shapes, strict=True):
+        dx, dweight = backward(_flat(dy, w, shape), _flat(x, w, shape), w, *rest)
+        dxs.append(dx.view(x.shape))
+        dweights.append(dweight)
+    return dxs + dweights
+
+
+def _forward_together(*arguments: Any) -> tuple[Tensor, ...]:
+    parts, shapes = _parts(*arguments)
+    if all(has_kernel(part[0]) for part in parts):
+        return tuple(_kernels().forward_all(parts, shapes))
+    return _forward_apart(_forward, *arguments)
+
+
+def _backward_together(*arguments: Any) -> list[Tensor]:
+    num = len(arguments[-1])
+    parts, _ = _parts(*arguments[num:])
+    if all(has_kernel(part[0]) for part in parts):
+        return _kernels().backward_all(arguments[:num], parts)
+    return _backward_apart(_backward, *arguments)
+
+
+_together = one_node(
+    partial(_forward_apart, short_convolution),
+    _forward_together,
+    partial(_backward_apart, torch.ops.ckda.short_convolution_backward),
+    _backward_together,
+)
+
+
+def convolve_together(
+    inputs: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    cu_seqlens: Tensor | None,
+    shapes: Sequence[Sequence[int]],
+    activate: Sequence[bool],
+) -> tuple[Tensor, ...]:
+    """:func:`short_convolution` of several inputs, without past, as one node where nothing but autograd looks on.
+
+    Args:
+        inputs: with the elements of [B, T, D] each, in one shape or another. weights: [D, S] each.
+        shapes: [B, T, ...] of each result.
+
+    Example:
+        >>> x, weight = torch.ones(3, 4), torch.full((4, 2), 0.5)
+        >>> [y.shape for y in convolve_together([x, x], [weight] * 2, None, [(1, 3, 2, 2), (1, 3, 4)], [True, False])]
+        [torch.Size([1, 3, 2, 2]), torch.Size([1, 3, 4])]
+    """
+    return _together(*inputs, *weights, cu_seqlens, tuple(map(tuple, shapes)), tuple(activate))
 
 
 class ShortConvolution(nn.Module):

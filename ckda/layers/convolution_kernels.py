@@ -4,6 +4,7 @@ One program takes BT tokens of one sequence and BD channels. Of the inputs only 
 of the weight leaves each program as a partial sum, so that it is the same every time.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,10 +18,12 @@ from ckda.ops.triton.sums import sum_parts
 
 __all__ = [
     "backward",
+    "backward_all",
     "convolution_gradient_kernel",
     "convolution_input_kernel",
     "convolution_output_kernel",
     "forward",
+    "forward_all",
 ]
 
 BLOCK_T, BLOCK_D = 32, 128
@@ -233,36 +236,71 @@ def _launches(x: Tensor, weight: Tensor, past: Tensor | None, cu_seqlens: Tensor
     return _Launches(grid, shared, read, 8 if BT * BD >= 4096 else 4)
 
 
-def forward(x: Tensor, weight: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, activate: bool) -> Tensor:
-    """As :func:`ckda.layers.convolution.torch_forward`."""
-    if not x.numel():
-        return torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    given = (x, weight, past, cu_seqlens)
-    kept = replay.kept_for("convolution", given, activate)
+#: of one convolution: x with the elements of [B, T, D], weight, past, cu_seqlens (the same for all), activate
+Part = tuple[Tensor, Tensor, Tensor | None, Tensor | None, bool]
+
+
+def _given(parts: Sequence[Part]) -> tuple[list[Tensor | None], tuple[bool, ...]]:
+    """The tensors and the options of all."""
+    return [*(x for part in parts for x in part[:3]), parts[0][3]], tuple(part[4] for part in parts)
+
+
+def _at(part: Part, shape: Sequence[int]) -> Part:
+    """With x as [B, T, D], from the shape of y."""
+    return (part[0].view(*shape[:2], len(part[1])), *part[1:])
+
+
+def forward_all(parts: Sequence[Part], shapes: Sequence[torch.Size]) -> list[Tensor]:
+    """:func:`forward` of several, prepared and launched together; y has the shape [B, T, ...] that is given for it."""
+    given, activate = _given(parts)
+    kept = replay.kept_for("convolution", given, activate, *shapes)
     made = replay.rerun(kept, "forward", given)
     if made is None:
-        made = [torch.empty(x.shape, dtype=x.dtype, device=x.device)]
-        of = _launches(*given, activate)
-        launch = of.launch(convolution_output_kernel, p_y=made[0], **of.read)
-        replay.record(kept, "forward", [(launch, launch())], given, made)
-    return made[0]  # type: ignore[return-value]
+        xs = [part[0] for part in parts]
+        made = [torch.empty(shape, dtype=x.dtype, device=x.device) for x, shape in zip(xs, shapes, strict=True)]
+        if not xs[0].numel():
+            return made  # type: ignore[return-value]
+        run = []
+        for part, shape, y in zip(parts, shapes, made, strict=True):
+            of = _launches(*_at(part, shape))
+            run.append(of.launch(convolution_output_kernel, p_y=y, **of.read))
+        replay.record(kept, "forward", [(launch, launch()) for launch in run], given, made)
+    return made  # type: ignore[return-value]
+
+
+def backward_all(dys: Sequence[Tensor], parts: Sequence[Part]) -> list[Tensor]:
+    """dx of each in the shape of its x, and dweight of each, from dy [B, T, ...]."""
+    tensors, activate = _given(parts)
+    given = [*dys, *tensors]
+    kept = replay.kept_for("convolution", given, activate)
+    made = replay.rerun(kept, "backward", given)
+    if made is None:
+        empty = dys[0].numel() == 0
+        dxs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x, *_ in parts]
+        make = torch.zeros if empty else torch.empty
+        made = [*dxs, *(make(w.shape, dtype=w.dtype, device=w.device) for _, w, *_ in parts)]
+        if empty:
+            return made  # type: ignore[return-value]
+        run = []
+        for dy, part, dx, dweight in zip(dys, parts, dxs, made[len(parts) :], strict=True):
+            part = _at(part, dy.shape)
+            assert dweight is not None
+            run += _backward(dy.reshape(part[0].shape), _launches(*part), dx.view(part[0].shape), dweight)
+        replay.record(kept, "backward", [(launch, launch()) for launch in run], given, made)
+    return made  # type: ignore[return-value]
+
+
+def forward(x: Tensor, weight: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, activate: bool) -> Tensor:
+    """As :func:`ckda.layers.convolution.torch_forward`."""
+    return forward_all([(x, weight, past, cu_seqlens, activate)], (x.shape,))[0]
 
 
 def backward(
     dy: Tensor, x: Tensor, weight: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, activate: bool
 ) -> tuple[Tensor, Tensor]:
     """As :func:`ckda.layers.convolution.torch_backward`; with SiLU dz passes through memory in x's dtype."""
-    if not x.numel():
-        return torch.empty(x.shape, dtype=x.dtype, device=x.device), torch.zeros_like(weight)
-    given = (dy, x, weight, past, cu_seqlens)
-    kept = replay.kept_for("convolution", given, activate)
-    made = replay.rerun(kept, "backward", given)
-    if made is None:
-        dx, dweight = (torch.empty(y.shape, dtype=y.dtype, device=y.device) for y in (x, weight))
-        run = _backward(dy, _launches(x, weight, past, cu_seqlens, activate), dx, dweight)
-        made = [dx, dweight]
-        replay.record(kept, "backward", [(launch, launch()) for launch in run], given, made)
-    return made[0], made[1]  # type: ignore[return-value]
+    dx, dweight = backward_all([dy], [(x, weight, past, cu_seqlens, activate)])
+    return dx, dweight
 
 
 def _backward(dy: Tensor, of: _Launches, dx: Tensor, dweight: Tensor) -> list[Launch]:

@@ -45,9 +45,10 @@ class _SubSteps(ComplexKDA):
         cu_seqlens: Tensor | None = None,
         attention_mask: Tensor | None = None,
         context: Context | None = None,
+        rows: Tensor | None = None,
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The operator's arguments on n T sub-steps, for x [B, T, d]."""
-        y, new_past = super()._project(x, past, cu_seqlens, attention_mask, context)
+        y, new_past = super()._project(x, past, cu_seqlens, attention_mask, context, rows)
         beta = self._substeps(y["beta"].unsqueeze(-1)).squeeze(-1)
         k, v = self._substeps(y["k"]), self._substeps(y["v"])
         return {"q": self._last(y["q"]), "k": k, "v": v, "g": self._gate_substeps(y["g"]), "beta": beta}, new_past

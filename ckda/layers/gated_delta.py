@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ckda import transition
-from ckda.layers.complex_kda import ComplexKDA, Transitions
+from ckda.layers.complex_kda import ComplexKDA, Transitions, split, under
 from ckda.ops.call import unit
 from ckda.ops.gate import evaluate_gate, init_A_log, init_dt_bias, sigmoid
 
@@ -72,16 +72,16 @@ class GatedDeltaNet(ComplexKDA):
             self.A_log.copy_(init_A_log("softplus", self.num_v_heads))
             self.dt_bias.copy_(init_dt_bias("softplus", self.A_log, 1))
 
-    def _log_alpha(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """log alpha [B, T, HV, K] for x [B, T, d], in float32 at least: one number a head."""
+    def _log_alpha(self, x: Tensor, dtype: torch.dtype, lead: torch.Size) -> Tensor:
+        """log alpha [B, T, HV, K], in float32 at least: one number a head."""
         HV, K = self.num_v_heads, self.head_dim
         if not self.forget:
-            return x.new_zeros(*x.shape[:-1], HV, K, dtype=dtype)
-        log = evaluate_gate("softplus", self.a_proj(x).unsqueeze(-1), self.A_log, self.dt_bias).log
+            return x.new_zeros(*lead, HV, K, dtype=dtype)
+        log = evaluate_gate("softplus", split(lead, self.a_proj(x), 1), self.A_log, self.dt_bias).log
         return log.expand(*log.shape[:-1], K)
 
-    def _gates(self, x: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
-        return {"g": self._log_alpha(x, dtype), "beta": self.b_proj(x).to(dtype)}
+    def _gates(self, x: Tensor, dtype: torch.dtype, lead: torch.Size) -> dict[str, Tensor]:
+        return {"g": self._log_alpha(x, dtype, lead), "beta": under(lead, self.b_proj(x).to(dtype))}
 
     def _options(self) -> dict[str, Any]:
         return {"beta_range": self.beta_range, "normalize_qk": True}
@@ -140,13 +140,12 @@ class SeparateGates(ComplexKDA):
         self.A_log = nn.Parameter(torch.empty(HV))
         self.dt_bias = nn.Parameter(torch.empty(HV * K))
 
-    def _gates(self, x: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
-        """The raw gate, erase [B, T, HV, K] and write [B, T, HV, V] for x [B, T, d]."""
-        g = self.f_proj(x).to(dtype).unflatten(-1, (-1, self.head_dim))
+    def _gates(self, x: Tensor, dtype: torch.dtype, lead: torch.Size) -> dict[str, Tensor]:
+        """The raw gate, erase [B, T, HV, K] and write [B, T, HV, V]."""
+        g = split(lead, self.f_proj(x).to(dtype), self.head_dim)
         erase = self.erase_range * sigmoid(self.e_proj(x)).to(dtype)
         write = sigmoid(self.w_proj(x)).to(dtype)
-        heads = (self.num_v_heads, -1)
-        return {"g": g, "erase": erase.unflatten(-1, heads), "write": write.unflatten(-1, heads)}
+        return {"g": g, "erase": split(lead, erase, self.head_dim), "write": split(lead, write, self.head_v_dim)}
 
     def _options(self) -> dict[str, Any]:
         options = super()._options()

@@ -22,36 +22,36 @@ def _num_tensors(arguments: tuple) -> int:
 
 
 def one_node(
-    op: Callable[..., Tensor],
-    forward: Callable[..., Tensor],
+    op: Callable[..., Any],
+    forward: Callable[..., Any],
     backward_op: Callable[..., Sequence[Tensor]],
     backward: Callable[..., Sequence[Tensor | None]],
-) -> Callable[..., Tensor]:
+) -> Callable[..., Any]:
     """`op(*tensors, *options)`, or the same by its own functions.
 
     Args:
-        forward: from tensors, some of them None, and options to a tensor.
-        backward_op, backward: from its gradient and the same arguments to the gradients of the first of them.
+        forward: from tensors, some of them None, and options to a tensor or a tuple of them.
+        backward_op, backward: from its gradients and the same arguments to the gradients of the first of them.
     """
 
     class Direct(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, *arguments: Any) -> Tensor:
+        def forward(ctx: Any, *arguments: Any) -> Any:
             num = _num_tensors(arguments)
             ctx.save_for_backward(*arguments[:num])
             ctx.options = arguments[num:]
             return forward(*arguments)
 
         @staticmethod
-        def backward(ctx: Any, dy: Tensor) -> Any:
+        def backward(ctx: Any, *dys: Tensor) -> Any:
             run = backward_op if torch.is_grad_enabled() else backward  # the op says that there is no second derivative
             tensors = ctx.saved_tensors
-            grads = run(dy, *tensors, *ctx.options)
+            grads = run(*dys, *tensors, *ctx.options)
             return *grads, *(None for _ in range(len(tensors) + len(ctx.options) - len(grads)))
 
     direct = without_transforms(Direct)
 
-    def call(*arguments: Any) -> Tensor:
+    def call(*arguments: Any) -> Any:
         tensors = arguments[: _num_tensors(arguments)]
         if not is_plain(tensors):
             return op(*arguments)

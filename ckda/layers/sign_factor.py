@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ckda.layers.complex_kda import ComplexKDA, Transitions
+from ckda.layers.complex_kda import ComplexKDA, Transitions, split, under
 from ckda.ops.call import unit
 from ckda.ops.gate import EPS, Gate, evaluate_gate, sigmoid
 
@@ -127,14 +127,14 @@ class SignFactor(ComplexKDA):
         if self.t_proj is not None:
             self.t_proj.weight.zero_()
 
-    def _gates(self, x: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
-        raw = super()._gates(x, dtype)
+    def _gates(self, x: Tensor, dtype: torch.dtype, lead: torch.Size) -> dict[str, Tensor]:
+        raw = super()._gates(x, dtype, lead)
         log = evaluate_gate(self.gate, raw["g"], self.A_log, self.dt_bias).log
-        factor = self._factor(x)
+        factor = self._factor(x, lead)
         assert factor.sign is not None
         beta = self.beta_range * sigmoid(raw["beta"].to(log.dtype))
         if self.t_proj is not None:
-            beta = beta * 2 * sigmoid(self.t_proj(x).to(log.dtype))
+            beta = beta * 2 * sigmoid(under(lead, self.t_proj(x)).to(log.dtype))
         return {"g": log + factor.log, "sign": factor.sign, "beta": beta}
 
     def _project(
@@ -160,10 +160,10 @@ class SignFactor(ComplexKDA):
 
     def factors(self, x: Tensor) -> Tensor:
         """s [B, T, HV, K] on x [B, T, d], for looking at."""
-        return self._factor(x).alpha()
+        return self._factor(x, x.shape[:2]).alpha()
 
-    def _factor(self, x: Tensor) -> Gate:
-        return sign_factor(self.s_proj(x).unflatten(-1, (-1, self.head_dim)))
+    def _factor(self, x: Tensor, lead: torch.Size) -> Gate:
+        return sign_factor(split(lead, self.s_proj(x), self.head_dim))
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, with a sign factor"

@@ -41,6 +41,7 @@ __all__ = [
     "find_step",
     "forget",
     "full_precision",
+    "is_autocast",
     "is_plain",
     "is_watched",
     "signature",
@@ -273,9 +274,14 @@ _TENSORS = Call._fields[:NUM_TENSORS]
 _AUTOCAST = frozenset(kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind))
 
 
+def is_autocast(device: torch.device) -> bool:
+    """Whether autocast is on there."""
+    return device.type in _AUTOCAST and torch.is_autocast_enabled(device.type)
+
+
 def full_precision(device: torch.device) -> AbstractContextManager:
     """Autocast is for the caller's projections; the recurrence keeps its own precision, backward too."""
-    if device.type in _AUTOCAST and torch.is_autocast_enabled(device.type):
+    if is_autocast(device):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
 

@@ -1,10 +1,15 @@
 """The layer: ranges, decoding, packing, initial states, initialisation, refusals."""
 
+from collections import Counter
+
 import pytest
 import torch
+from torch.autograd.graph import Node
 
 from ckda import ComplexKDA, transition
-from ckda.layers import RANGES
+from ckda.layers import RANGES, ShortConvolution
+from ckda.layers import complex_kda as layer_module
+from ckda.layers.convolution import short_convolution
 from ckda.ops.gate import beta_from_logit
 
 torch.manual_seed(0)
@@ -276,3 +281,65 @@ def test_zero_input_has_finite_transitions():
     assert alpha.isfinite().all()
     assert (k == 0).all()
     assert beta.isfinite().all()
+
+
+def _nodes(y: torch.Tensor) -> Counter[str]:
+    """How often autograd's nodes stand in the graph of y, by name."""
+    assert y.grad_fn is not None
+    seen: set[Node] = set()
+    front = [y.grad_fn]
+    while front:
+        node = front.pop()
+        if node not in seen:
+            seen.add(node)
+            front += [before for before, _ in node.next_functions if before is not None]
+    return Counter(node.name() for node in seen)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("packed", [False, True])
+def test_one_node_convolves_with_the_bits_of_three(name, packed, monkeypatch):
+    """In the way of a GPU, by plain functions in the kernels' place: results and gradients, dx too."""
+    layer, x = make(**VARIANTS[name]), torch.randn(1, 9, 24, dtype=torch.float64, requires_grad=True)
+    options = {"cu_seqlens": torch.tensor([0, 4, 5, 9])} if packed else {}
+
+    def run():
+        y = layer(x, **options)
+        return _nodes(y), [y, *torch.autograd.grad(y.sin().sum(), [x, *layer.parameters()])]
+
+    plain, _ = run()
+    with monkeypatch.context() as patch:
+        patch.setattr(ShortConvolution, "convolve", lambda self, x, *rest: short_convolution(x, self.weight, *rest))
+        three, wanted = run()
+    monkeypatch.setattr(layer_module, "has_kernel", lambda x: True)
+    one, found = run()
+    with_convolution = int(bool(layer.convolutions))
+    assert (three["DirectBackward"], one["DirectBackward"]) == (3 * with_convolution, with_convolution)
+    assert all(map(torch.equal, found, wanted))
+    views = {counts["ViewBackward0"] + counts["UnsafeViewBackward0"] for counts in (three, plain)}
+    assert one["ViewBackward0"] + one["UnsafeViewBackward0"] == min(views) - 6 * with_convolution
+    assert one["UnsafeViewBackward0"] == 0
+
+
+def test_the_input_is_made_rows_once_and_only_where_nothing_looks_on():
+    """The projections see rows in eager mode; mapped, with strides of its own, or cast as a leaf x keeps its axes."""
+    layer, x = make(output_gate="linear"), torch.randn(2, 5, 24, dtype=torch.float64)
+    seen = []
+    for projection in (layer.q_proj, layer.b_proj, layer.g_proj, layer.o_proj):
+        projection.register_forward_hook(lambda module, inputs, y: seen.append(tuple(inputs[0].shape)))
+    width = layer.o_proj.in_features
+    layer(x)
+    assert seen == [(10, 24)] * 3 + [(10, width)]
+    seen.clear()
+    torch.vmap(layer)(x.unsqueeze(1))
+    assert seen == [(1, 5, 24)] * 3 + [(1, 5, width)]
+    seen.clear()
+    apart = torch.randn(5, 2, 24, dtype=torch.float64).transpose(0, 1)
+    layer(apart)
+    assert seen[:3] == [(2, 5, 24)] * 3
+    seen.clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        layer.float()(x.float().requires_grad_())
+        assert seen[:3] == [(2, 5, 24)] * 3
+        layer(x.float())
+        assert seen[4:7] == [(10, 24)] * 3

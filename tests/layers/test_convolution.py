@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ckda.layers import ShortConvolution
-from ckda.layers.convolution import short_convolution, torch_backward, torch_forward
+from ckda.layers.convolution import convolve_together, short_convolution, torch_backward, torch_forward
 
 
 @pytest.mark.parametrize("activate", [True, False])
@@ -58,10 +58,52 @@ def test_mapped_over_replicas():
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("bounds", [None, [0, 2, 2, 5]])
+def test_several_as_one_node(bounds):
+    """From rows to heads, with the bits of each alone: results and gradients, without gradients, mapped, in forward mode."""
+    inputs = [torch.randn(10, 6, requires_grad=True), torch.randn(2, 5, 6, requires_grad=True), torch.randn(2, 5, 4)]
+    weights = [torch.randn(x.shape[-1], 3, requires_grad=True) for x in inputs]
+    shapes, activate = [(2, 5, 2, 3), (2, 5, 6), (2, 5, 1, 4)], [True, False, True]
+    cu_seqlens = None
+    if bounds is not None:
+        cu_seqlens = torch.tensor(bounds)
+        inputs, shapes = [x.detach().flatten()[: 5 * x.shape[-1]] for x in inputs], [(1, *s[1:]) for s in shapes]
+    leaves = [x for x in (*inputs, *weights) if x.requires_grad]
+
+    def together(*tensors):
+        return convolve_together(tensors[:3], tensors[3:], cu_seqlens, shapes, activate)
+
+    def apart(*tensors):
+        for x, w, shape, silu in zip(tensors[:3], tensors[3:], shapes, activate, strict=True):
+            yield short_convolution(x.reshape(*shape[:2], len(w)), w, None, cu_seqlens, silu).view(shape)
+
+    def gradients(ys):
+        return torch.autograd.grad(sum(y.sin().sum() for y in ys), leaves, create_graph=True)
+
+    found = together(*inputs, *weights)
+    assert len({y.grad_fn for y in found}) == 1
+    wanted = list(apart(*inputs, *weights))
+    assert all(map(torch.equal, found, wanted))
+    assert all(map(torch.equal, gradients(found), gradients(wanted)))
+    with torch.no_grad():
+        assert all(map(torch.equal, together(*inputs, *weights), wanted))
+        mapped = torch.vmap(together, in_dims=(0, None, None, *[None] * 3))(
+            torch.stack([inputs[0]] * 2), *inputs[1:], *weights
+        )
+        assert all(torch.equal(y[1], z) for y, z in zip(mapped, wanted, strict=True))
+    tensors = tuple(x.detach() for x in (*inputs, *weights))
+    for a, b in zip(
+        torch.func.jvp(together, tensors, tensors)[1],
+        torch.func.jvp(lambda *x: tuple(apart(*x)), tensors, tensors)[1],
+        strict=True,
+    ):
+        assert torch.equal(a, b)
+
+
 _IN_INTERPRETER = """
 import torch
 from ckda.layers.convolution import torch_backward, torch_forward
-from ckda.layers.convolution_kernels import backward, forward
+from ckda.layers.convolution_kernels import backward, backward_all, forward, forward_all
 torch.manual_seed(0)
 empty = torch.empty
 torch.empty = lambda *a, **k: empty(*a, **k).fill_(float("nan"))
@@ -96,6 +138,23 @@ for shape in ((0, 4, 3), (2, 0, 3)):
     x, w = torch.zeros(shape), torch.ones(3, 4)
     assert forward(x, w, None, None, True).shape == shape
     assert backward(x, x, w, None, None, True)[1].abs().max() == 0
+for bounds in (None, [0, 1, 34, 35]):
+    cu = None if bounds is None else torch.tensor(bounds)
+    B = 2 if bounds is None else 1
+    parts = [(torch.randn(B * 35, D), torch.randn(D, 4), None, cu, silu) for D, silu in ((6, True), (6, False), (130, True))]
+    shapes = [(B, 35, 2, 3), (B, 35, 6), (B, 35, 13, 10)]
+    dys = [torch.randn(B, 35, 3, 2).mT, *map(torch.randn, shapes[1:])]
+    alone = [(x.view(B, 35, -1), *rest) for x, *rest in parts]
+    for y, shape, part in zip(forward_all(parts, shapes), shapes, alone, strict=True):
+        assert torch.equal(y, forward(*part).view(shape))
+    found = backward_all(dys, parts)
+    for i, (dy, part) in enumerate(zip(dys, alone, strict=True)):
+        dx, dweight = backward(dy.reshape(part[0].shape), *part)
+        assert torch.equal(found[i], dx.flatten(0, 1)) and torch.equal(found[3 + i], dweight)
+x = torch.zeros(0, 6)
+parts = [(x, torch.ones(6, 4), None, None, True)] * 3
+assert [y.shape for y in forward_all(parts, [(2, 0, 2, 3)] * 3)] == [(2, 0, 2, 3)] * 3
+assert [y.shape for y in backward_all([torch.zeros(2, 0, 2, 3)] * 3, parts)] == [(0, 6)] * 3 + [(6, 4)] * 3
 print("agree")
 """
 
@@ -164,3 +223,24 @@ def test_decoding_on_a_gpu():
         y, past = conv(x[:, t : t + 1], past, activate=True)
         steps.append(y)
     torch.testing.assert_close(torch.cat(steps, 1), whole)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bounds", [None, [0, 1, 1, 700, 1000]])
+def test_several_on_a_gpu(bounds):
+    """The bits of each alone, the first time and by the launches that were kept."""
+    B = 3 if bounds is None else 1
+    cu_seqlens = None if bounds is None else torch.tensor(bounds, device="cuda")
+    shapes, activate = [(B, 1000, 2, 64), (B, 1000, 2, 64), (B, 1000, 3, 64)], [True, False, True]
+    for _ in range(3):
+        inputs = [torch.randn(B * 1000, h * w, device="cuda").bfloat16().requires_grad_() for _, _, h, w in shapes]
+        weights = [torch.randn(x.shape[1], 4, device="cuda", requires_grad=True) for x in inputs]
+        dys = [torch.randn(shape, device="cuda").bfloat16() for shape in shapes]
+        together = convolve_together(inputs, weights, cu_seqlens, shapes, activate)
+        apart = [
+            short_convolution(x.view(B, 1000, -1), w, None, cu_seqlens, silu).view(shape)
+            for x, w, shape, silu in zip(inputs, weights, shapes, activate, strict=True)
+        ]
+        assert all(map(torch.equal, together, apart))
+        found, wanted = (torch.autograd.grad(ys, (*inputs, *weights), dys) for ys in (together, apart))
+        assert all(map(torch.equal, found, wanted))
