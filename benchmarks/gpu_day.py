@@ -101,12 +101,8 @@ def _words(args: argparse.Namespace) -> list[str]:
     return [*args.tests, *(["-m", args.marker] if args.marker else [])]
 
 
-def run_tests(args: argparse.Namespace, deadline: float) -> bool:
-    """The tests that are left, every job its share; whether all have ended."""
-    names, lines = Names(), args.out / "tests.jsonl"
-    _pytest([*_words(args), "--collect-only"], names)
-    left = [names.found[name] for name in left_over(names.found, known_outcomes(args.out))]
-    shares = [left[i :: args.jobs] for i in range(args.jobs)]
+def _run_shares(shares: list[list[str]], args: argparse.Namespace, deadline: float) -> None:
+    """A process for each share of the tests that is not empty, ended at the deadline."""
     command = [sys.executable, __file__, "--out", str(args.out), "--share"]
     children = [subprocess.Popen([*command, json.dumps(share)], cwd=REPOSITORY) for share in shares if share]
     for child in children:
@@ -115,6 +111,17 @@ def run_tests(args: argparse.Namespace, deadline: float) -> bool:
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
+
+
+def run_tests(args: argparse.Namespace, deadline: float) -> bool:
+    """The tests that are left, every job its share, those that time something at last and alone; whether all have ended."""
+    names, lines = Names(), args.out / "tests.jsonl"
+    _pytest([*_words(args), "--collect-only"], names)
+    left = [names.found[name] for name in left_over(names.found, known_outcomes(args.out))]
+    timed = [test for test in left if "/tests/bench/" in test]
+    left = [test for test in left if test not in timed]
+    _run_shares([left[i :: args.jobs] for i in range(args.jobs)], args, deadline)
+    _run_shares([timed], args, deadline)
     found = known_outcomes(args.out)
     counts = {
         kind: sum(x["outcome"] == kind for x in found.values()) for kind in ("passed", "failed", "skipped", "begun")

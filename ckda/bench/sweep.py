@@ -364,9 +364,10 @@ def draw(found: list[dict[str, Any]], path: Path) -> Path | None:
         axis.barh(place, both, color="C0", height=0.7)
         axis.barh(place, x["forward"]["mean"], color="C1", height=0.7)
         ratio = table["rows"][x["row"]["name"]]["reached"]
-        axis.text(both, place, f" {both:.2f} ({ratio:.2f})", va="center", fontsize=7)
+        mark = 0.0 if aim is None else aim * table["main_ms"]
+        axis.text(max(both, mark), place, f" {both:.2f} ({ratio:.2f})", va="center", fontsize=7)
         if aim is not None:
-            axis.plot([aim * table["main_ms"]] * 2, [place - 0.4, place + 0.4], color="black")
+            axis.plot([mark] * 2, [place - 0.4, place + 0.4], color="black")
     axis.set_yticks(range(len(rows)), [x["row"]["name"] for x in rows], fontsize=8)
     axis.invert_yaxis()
     axis.margins(x=0.15)
