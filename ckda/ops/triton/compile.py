@@ -168,7 +168,8 @@ def launches(call: Call, capability: int) -> list[Launch]:
     """Those of every form that serves such a call on such a GPU, and of one step; Hopper's alone where they are named."""
     of_hopper: list[Launch] = []
     if capability == 90 and hopper.tried() and hopper.unfit(call) is None:
-        of_hopper = [x for x in chunk.launches(call._replace(backend="triton-hopper")) if x.kernel.is_gluon()]
+        all_launches = chunk.launches(call._replace(backend="triton-hopper"))
+        of_hopper = [x for x in all_launches if x.kernel.fn.__module__.startswith(hopper.__name__)]
     if call.backend == "triton-hopper":
         return of_hopper
     found = chunk.launches(call) + of_hopper
