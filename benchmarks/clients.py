@@ -285,21 +285,25 @@ def measured(subject: Subject, args: argparse.Namespace) -> dict[str, Any]:
     before = getattr(module, subject.function)
     operator = compare_operators(before, ours.chunk_kda, *arguments, args.repeats, device)
     times = {"before": timed(run, args.repeats, device)}
-    with accelerate(subject.client, quiet=True):
-        times["after"] = timed(run, args.repeats, device)
     with replaced(module, subject.function, without_operator):
-        rest = timed(run, args.repeats, device)[0]
-    in_update = {name: times[name][0] - rest for name in times}
+        rest = {"before": timed(run, args.repeats, device)[0]}
+    with accelerate(subject.client, quiet=True) as accelerated:
+        times["after"] = timed(run, args.repeats, device)
+        with replaced(module, subject.function, without_operator):  # the convolution may be another
+            rest["after"] = timed(run, args.repeats, device)[0]
+    in_update = {name: times[name][0] - rest[name] for name in times}
     return {
         "tokens": list(tokens.shape),
         "parameters": sum(p.numel() for p in model.parameters()),
         "layers": {"all": subject.layers, "of KDA": subject.mixers},
         "before is": f"{before.__module__}.{before.__name__}",
+        "replaced": [f"{one.module}.{one.name}" for one in accelerated.replaced],
         "operator": operator,
         "update": before_after(times["before"], times["after"])
         | {"tokens_per_second": [tokens.numel() / times[name][0] for name in times]},
         "operator in the update": {
-            "update without it": rest,
+            "update without it": rest["before"],
+            "update without it, after": rest["after"],
             **in_update,
             "ratio": in_update["before"] / in_update["after"],
             "share before": in_update["before"] / times["before"][0],

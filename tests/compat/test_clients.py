@@ -3,14 +3,16 @@
 import contextlib
 import importlib.util
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 pytest.importorskip("transformers")
 
-from ckda.compat import accelerate, restore
+from ckda.compat import accelerate, clients, restore
 from ckda.compat.clients import CLIENTS
+from ckda.ops.triton import HAS_TRITON
 
 SIZES = {
     "vocab_size": 61,
@@ -23,6 +25,7 @@ SIZES = {
     "eos_token_id": None,
     "initializer_range": 0.2,
 }
+HAS_KERNEL = clients._has_kernel
 MIXED = ["linear_attention", "full_attention", "linear_attention"]
 
 
@@ -79,6 +82,20 @@ def own_path():
         pytest.skip("transformers takes FLA's GPU kernels where FLA is installed")
 
 
+@pytest.fixture
+def convolved(monkeypatch):
+    """Our convolution on the CPU too, where it is torch's; how often it was called."""
+    calls, ours = [], clients.short_convolution
+
+    def count(*args, **keywords):
+        calls.append(None)
+        return ours(*args, **keywords)
+
+    monkeypatch.setattr(clients, "_has_kernel", lambda x: True)
+    monkeypatch.setattr(clients, "short_convolution", count)
+    return calls
+
+
 def run(model, tokens):
     """Logits, loss and gradients."""
     model.zero_grad()
@@ -93,7 +110,7 @@ def error(found, truth):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_same_logits_loss_gradients_and_tokens(name, own_path):
+def test_same_logits_loss_gradients_and_tokens(name, own_path, convolved):
     """To rounding: our distance to the model in float64 is at most twice that of the model's own path."""
     model, tokens = MODELS[name](), torch.randint(61, (1, 100))
     with torch.no_grad():
@@ -104,6 +121,7 @@ def test_same_logits_loss_gradients_and_tokens(name, own_path):
         with torch.no_grad():
             after = model.generate(tokens[:, :70], max_new_tokens=6, do_sample=False)
         truth = run(model.double(), tokens)
+    assert len(convolved) == 6, "two layers, with gradients, one prompt and in float64"
     assert torch.equal(before, after)
     assert set(ours) == set(theirs) == set(truth)
     ours, theirs = ({key: error(found[key], x) for key, x in truth.items()} for found in (ours, theirs))
@@ -150,7 +168,7 @@ def recomputed_activations(model):
 @pytest.mark.parametrize("use", [padded_batch, beams, in_parts, recomputed_activations])
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
-def test_every_way_of_use(name, use, own_path):
+def test_every_way_of_use(name, use, own_path, convolved):
     """To ten float32 roundings of the model's own result; tokens are equal."""
     model = MODELS[name]().eval()
     found = []
@@ -164,10 +182,31 @@ def test_every_way_of_use(name, use, own_path):
             assert torch.equal(ours, theirs)
         else:
             assert error(ours, theirs) < 3e-5
+    assert convolved
 
 
-def test_compiled_in_one_graph():
-    """The operator is one node: no break in a model whose other parts have none."""
+@pytest.mark.parametrize("name", MODELS)
+def test_bfloat16(name, own_path, convolved):
+    """Model and autocast: no further from float32 than twice the model's own path, all gradients together."""
+    for autocast in (False, True):
+        model, tokens = MODELS[name](), torch.randint(61, (1, 100))
+        truth = run(model, tokens)
+        model = model if autocast else model.bfloat16()
+        errors = []
+        for context in (contextlib.nullcontext(), accelerate(name, quiet=True)):
+            with context, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                found = run(model, tokens)
+            apart = {key: error(found[key], x) for key, x in truth.items()}
+            logits = apart.pop("logits"), apart.pop("loss")
+            errors.append((logits[0], float(torch.tensor([*apart.values()]).square().mean().sqrt())))
+        theirs, ours = errors
+        assert all(a <= 2 * b for a, b in zip(ours, theirs, strict=True)), (autocast, errors)
+
+
+@pytest.mark.parametrize("place", ["convolved", "own_path"])
+def test_compiled_in_one_graph(place, request):
+    """Operator and convolution are one node each: no break in a model whose other parts have none."""
+    request.getfixturevalue(place)
     model, tokens = olmo_hybrid(MIXED[:2]), torch.randint(61, (1, 20))
     with accelerate("olmo_hybrid", quiet=True):
         expected = run(model, tokens)
@@ -182,14 +221,113 @@ def test_it_says_what_it_replaced_and_puts_it_back(capsys):
 
     original = module.chunk_kimi_delta_attention
     result = accelerate("kimi_linear")
-    assert capsys.readouterr().out.count("modeling_kimi_linear") == 2
-    assert [one.name for one in result.replaced] == ["chunk_kimi_delta_attention", "recurrent_kimi_delta_attention"]
+    assert capsys.readouterr().out.count("modeling_kimi_linear") == 3
+    names = ["chunk_kimi_delta_attention", "recurrent_kimi_delta_attention", "causal_conv1d_fn"]
+    assert [one.name for one in result.replaced] == names
     assert module.chunk_kimi_delta_attention is not original
     with accelerate("kimi_linear", quiet=True) as again:
         assert not again.replaced
     assert module.chunk_kimi_delta_attention is not original, "the inner block put back what it had not replaced"
-    assert len(restore()) == 2
+    assert len(restore()) == 3
     assert module.chunk_kimi_delta_attention is original
+
+
+def test_the_convolution_stays_where_a_package_serves_it(monkeypatch):
+    """Unless ours is asked for; and it is put back."""
+    from transformers.models.kimi_linear import modeling_kimi_linear as module
+
+    original = module.causal_conv1d_fn
+
+    def replaced(**options):
+        with accelerate("kimi_linear", quiet=True, **options) as result:
+            said = "causal_conv1d_fn is now ckda.layers.convolution.short_convolution on a GPU" in str(result)
+            assert said == (module.causal_conv1d_fn is not original)
+        assert module.causal_conv1d_fn is original
+        return said
+
+    monkeypatch.setitem(sys.modules, "causal_conv1d", SimpleNamespace(causal_conv1d_fn=print))
+    assert not replaced()
+    assert replaced(convolution=True)
+    monkeypatch.setitem(sys.modules, "causal_conv1d", SimpleNamespace())
+    assert replaced(), "a package without the function serves nothing"
+    monkeypatch.setitem(sys.modules, "causal_conv1d", None)  # cannot be imported
+    assert replaced()
+    assert not replaced(convolution=False)
+    with accelerate("kimi_linear", quiet=True), accelerate("kimi_linear", quiet=True, convolution=True) as again:
+        assert not again.replaced
+
+
+def test_what_our_convolution_has_not_goes_to_theirs(convolved, monkeypatch):
+    """A bias, another activation, packed sequences and states; and on the CPU everything, to the bit."""
+    from transformers.models.kimi_linear import modeling_kimi_linear as module
+
+    calls = []
+
+    def original(*args, **keywords):
+        calls.append(keywords)
+        return args[0]
+
+    monkeypatch.setattr(module, "causal_conv1d_fn", original)
+    x, weight = torch.randn(1, 5, 6).mT, torch.randn(6, 4)
+    others = {
+        "bias": torch.zeros(6),
+        "activation": "gelu",
+        "seq_idx": torch.zeros(1, 5),
+        "initial_states": torch.zeros(1),
+    }
+    others |= {"cu_seqlens": torch.tensor([0, 5]), "return_final_states": True}
+    with accelerate("kimi_linear", quiet=True, convolution=True):
+        for name, value in others.items():
+            module.causal_conv1d_fn(x, weight, **{"activation": "silu", name: value})
+            assert calls.pop()[name] is value
+        assert not convolved
+        for activation in ("silu", "swish", None):
+            module.causal_conv1d_fn(x, weight, None, activation, output_attentions=False)
+        assert len(convolved) == 3
+        assert not calls
+        monkeypatch.setattr(clients, "_has_kernel", HAS_KERNEL)
+        module.causal_conv1d_fn(x, weight, activation="silu")
+        assert len(calls) == 1
+
+
+def check_convolution(device, dtype):
+    """Ours is at most twice as far from float64 as theirs: y, dx, dweight, from x as a view of [B, T, D] and in its own right."""
+    from transformers.models.kimi_linear import modeling_kimi_linear as module
+
+    for B, T, D, S, activation in (
+        (1, 1, 6, 4, "silu"),
+        (2, 3, 5, 4, None),
+        (2, 70, 40, 4, "silu"),
+        (1, 33, 8, 2, "silu"),
+    ):
+        rows, weight = torch.randn(B, T, D, dtype=torch.float64), torch.randn(D, S, dtype=torch.float64)
+        x, dy = rows.mT.to(dtype), torch.randn(B, D, T).to(dtype)
+        weight = weight.to(dtype)
+
+        def results(x, weight, dy, activation=activation):
+            leaves = [y.detach().to(device).requires_grad_() for y in (x, weight)]
+            y = module.causal_conv1d_fn(*leaves, activation=activation)
+            assert y.shape == x.shape
+            return [y.detach(), *torch.autograd.grad(y, leaves, dy.to(device))]
+
+        truth, theirs = results(x.double(), weight.double(), dy.double()), results(x, weight, dy)
+        with accelerate("kimi_linear", quiet=True, convolution=True):
+            for given in (x, x.contiguous()):
+                for found, own, exact in zip(results(given, weight, dy), theirs, truth, strict=True):
+                    assert found.dtype == dtype
+                    assert error(found, exact) <= max(2 * error(own, exact), 4 * torch.finfo(dtype).eps)
+
+
+def test_our_convolution_is_theirs(convolved):
+    check_convolution("cpu", torch.float32)
+    assert len(convolved) == 8
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_TRITON, reason="no Triton")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_our_convolution_is_theirs_on_a_gpu(dtype):
+    check_convolution("cuda", dtype)
 
 
 def test_all_installed_clients_by_default():

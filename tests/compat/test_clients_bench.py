@@ -42,8 +42,10 @@ def test_kimi_linear_is_measured_and_goes_on(clients, monkeypatch, tmp_path, cap
     found = record["parts"]["kimi_linear"]
     assert max(found["operator"]["apart"].values()) < 1e-5
     assert found["layers"] == {"all": 4, "of KDA": 3}
+    assert [name.rpartition(".")[2] for name in found["replaced"]][-1] == "causal_conv1d_fn"
     inside = found["operator in the update"]
     assert inside["before"] == pytest.approx(found["update"]["before"] - inside["update without it"])
+    assert inside["after"] == pytest.approx(found["update"]["after"] - inside["update without it, after"])
     assert inside["share before"] == pytest.approx(inside["before"] / found["update"]["before"])
     assert inside["ratio"] == pytest.approx(inside["before"] / inside["after"])
     capsys.readouterr()
