@@ -155,7 +155,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "bf16 128x128": {},
     "bf16 64x64, groups": {"K": 64, "V": 64, "group": 2},
     "bf16 256x256": {"K": 256, "V": 256},
-    "bf16 256x256, by name": {"K": 256, "V": 256, "backend": "triton-hopper"},
+    "bf16 256x256 softplus": {"K": 256, "V": 256, "gate": "softplus", "backend": "triton-hopper"},
     "fp16 128x128": {"dtype": torch.float16},
     "fp32 128x128": {"dtype": torch.float32},
     "fp32 16x16": {"K": 16, "V": 16, "dtype": torch.float32},
@@ -168,7 +168,8 @@ def launches(call: Call, capability: int) -> list[Launch]:
     """Those of every form that serves such a call on such a GPU, and of one step; Hopper's alone where they are named."""
     of_hopper: list[Launch] = []
     if capability == 90 and hopper.tried() and hopper.unfit(call) is None:
-        of_hopper = [x for x in chunk.launches(call._replace(backend="triton-hopper")) if x.kernel.is_gluon()]
+        of_all = chunk.launches(call._replace(backend="triton-hopper"))
+        of_hopper = [x for x in of_all if ".hopper." in x.kernel.fn.__module__]
     if call.backend == "triton-hopper":
         return of_hopper
     found = chunk.launches(call) + of_hopper
