@@ -13,7 +13,7 @@ from tests.ops.test_triton import _reflections
 
 pytest.importorskip("triton")
 from ckda.ops.triton import hopper, plan
-from ckda.ops.triton.hopper import intra, passes
+from ckda.ops.triton.hopper import intra, launch, passes
 from tests.ops import gluon
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -110,6 +110,55 @@ def _calm(settings: dict[str, Any], harsh: dict[int, float]) -> dict[str, Any]:
 )
 def test_calm_chunks_and_others_keep_the_rule(dtype: torch.dtype, harsh: dict[int, float]) -> None:
     call = _calm({"T": 96, "K": 128, "V": 64, "dtype": dtype, "initial": True}, harsh)
+    check_kernels([compare(call, "triton-hopper", plain="chunked")])
+
+
+#: what calm chunks meet beside whole sequences of plain heads
+AROUND: dict[str, dict[str, Any]] = {
+    "plain": {"T": 96},
+    "float32 gates, ragged": {"T": 75, "gate_dtype": torch.float32},
+    "one token more": {"T": 33, "beta_range": None},
+    "signs, heads of 96": {"T": 96, "K": 96, "sign": True},
+    "packed, given": {"T": 110, "beta_range": None, "cu_seqlens": [0, 0, 33, 34, 34, 110]},
+    "packed, separate, groups": {"T": 110, "K": 96, "separate": True, "HV": 2, "cu_seqlens": [0, 0, 33, 34, 34, 110]},
+    "heads of 256, ragged": {"T": 70, "K": 256, "V": 96},
+}
+
+
+def _near_the_range(settings: dict[str, Any], much: float) -> dict[str, Any]:
+    """A call whose chunks decay by 2^-95, or in float16 by 2^-3.6, times `much` in the exponent."""
+    call = _call({"gate": None, "K": 64, "V": 64, "initial": True} | settings)
+    each = (3.6 if call["v"].dtype == FP16 else 95.0) / 32
+    spread = 0.8 + 0.4 * torch.rand(call["g"].shape, generator=torch.Generator().manual_seed(0))
+    call["g"] = (-each * much * math.log(2) * spread).to(call["g"].dtype)
+    return call
+
+
+@on_a_cpu
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("much", [0.9, 1.1])
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("case", AROUND)
+def test_chunks_near_the_range_of_calm_ones_keep_the_rule(
+    case: str, dtype: torch.dtype, much: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole chunks that are just calm, and others that cease to be on their last rows; a token of alpha = 0 too."""
+    found: list[torch.Tensor] = []
+
+    def seen(w: plan.Work, *rest: Any) -> Any:
+        found.append(w.x.calm.clone())
+        return gradients(w, *rest)
+
+    gradients = launch.gradients
+    monkeypatch.setattr(launch, "gradients", seen)
+    call = _near_the_range(AROUND[case] | {"dtype": dtype}, much)
+    draws = [compare(call, "triton-hopper", plain="chunked")]
+    check_kernels(draws)
+    (rows,) = found
+    assert (rows == plan.CHUNK).any() if much < 1 else ((rows > 0) & (rows < plan.CHUNK)).any()
+    call["g"][:, 20, :, ::3] = -math.inf
+    before = {"o": run(call, "triton-hopper", gradients=False)["o"][:, :20]}
+    assert_same_bits({"o": draws[0].results["o"][:, :20]}, before)
     check_kernels([compare(call, "triton-hopper", plain="chunked")])
 
 

@@ -24,6 +24,7 @@ WANTED = {
         "fp32 16x16",
         "fp32 256x256",
         "bf16 256x256",
+        "bf16 256x256 softplus",
     ],
     80: ["bf16 64x64, groups"],
     89: ["bf16 16x16", "fp32 128x128"],
@@ -92,7 +93,8 @@ def test_products_start_small(compiled: list[Any]) -> None:
 def test_the_main_kernels_hardly_spill(compiled: list[Any]) -> None:
     main = [row for row in compiled if row[:2] == (90, "bf16 128x128")]
     assert len(main) >= 7
-    main += [row for row in compiled if row[:2] == (90, "bf16 256x256, by name")]
+    main += [row for row in compiled if row[:2] == (90, "bf16 256x256") and row[2].startswith("hopper")]
+    assert len(main) >= 11
     if main[0][3]["registers"] < 0:
         pytest.skip("this build of Triton has no cuobjdump to read registers with")
     spilled = {row[2]: row[3]["spills"] for row in main if row[3]["spills"] > SPILLS_LIMIT}

@@ -155,7 +155,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "bf16 128x128": {},
     "bf16 64x64, groups": {"K": 64, "V": 64, "group": 2},
     "bf16 256x256": {"K": 256, "V": 256},
-    "bf16 256x256, by name": {"K": 256, "V": 256, "backend": "triton-hopper"},
+    "bf16 256x256 softplus": {"K": 256, "V": 256, "gate": "softplus", "backend": "triton-hopper"},
     "fp16 128x128": {"dtype": torch.float16},
     "fp32 128x128": {"dtype": torch.float32},
     "fp32 16x16": {"K": 16, "V": 16, "dtype": torch.float32},

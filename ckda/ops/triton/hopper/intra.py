@@ -131,7 +131,11 @@ def _bounded_tiles(b_q, b_k, b_erase, b_cum, b_count, s_out, p_start, p_end, o_s
 
 @gluon.jit
 def _calm_tiles(b_q, b_k, b_erase, b_cum, b_count, s_out, p_start, p_end, p_calm, item, o_slot, C: gl.constexpr):
-    """Decays from the chunk's start: the four tiles that are kept, and keys over their decays; and how many rows are calm."""
+    """Decays from the chunk's start: the four tiles that are kept, and keys over their decays; and how many rows are calm.
+
+    Of the tokens that are not calm keys over their decays, and with them k_back, may be infinite or NaN. No calm row reads such a
+    key; k_back and the other rows of A and G are written again by the launch that comes after.
+    """
     b_line = gl.arange(0, C, gl.SliceLayout(0, b_q.type.layout))
     b_token = b_line[None, :]
     b_sign = b_count.to(gl.int32) << 31
@@ -403,7 +407,7 @@ def hopper_intra_kernel(
     p_erase,  # [B * T, HV, K], where ERASE: the rate of each channel, and beta = 1
     p_A_log,
     p_dt_bias,
-    t_keys,  # out, tiles [C, BK] of [4 * ROWS, HV * K]: q_forward, k_forward, k_back and, where BOUNDED, forward
+    t_keys,  # out, tiles [C, BK] of [4 * ROWS, HV * K]: q_forward, k_forward, k_back and, of calm chunks or where BOUNDED, forward
     p_A,  # out [ROWS, HV, C], first of the squares
     p_G,  # out float32 [ROWS, HV, C]
     p_rho,  # out float32 [ROWS, HV]

@@ -85,8 +85,8 @@ USED_ARRIVE = gl.constexpr(1)  # that tiles are used up is said once, by each pa
 BLOCK_LOG = gl.constexpr(
     -28.0
 )  # a gate below 2^-28 counts as that within its block: four of them leave room for q in bfloat16
-# how much, as a log2, the gates of a calm chunk's rows multiply to at most: decays from the chunk's start, and their inverses, then
-# have the range of operands
+# by how much, as a log2, a calm chunk decays at most: decays from the chunk's start, and their inverses, then have the range of
+# operands
 CALM_BF16, CALM_FP16 = gl.constexpr(100.0), gl.constexpr(4.0)
 LEAST_LOG = gl.constexpr(-256.0)  # the log2 of a decay that is zero in float32, and that float16 holds
 
@@ -332,7 +332,7 @@ def next_item(
     if LEAST > 0 or MOST < C or WHICH != "any":
         looking = True & (item < num_items)
         while looking:
-            looking = item < 0
+            looking = item < 0  # false, as a number of the run time
             if LEAST > 0 or MOST < C:
                 rows = gl.load(p_calm + item // HALVES)
                 looking |= (rows < LEAST) | (rows > MOST)
