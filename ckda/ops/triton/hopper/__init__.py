@@ -84,7 +84,7 @@ def unmeasured(call: Call) -> str | None:
     """Why kernels that serve the call are not chosen by themselves, only by name, or None: no GPU has shown yet that they are right
     and faster. `ckda bench --sweep --candidates` and `pytest -m gpu tests/ops/test_hopper.py` on one decide."""
     if call.v.dtype == torch.float16 and call.q.shape[3] > MAX_WIDTH:
-        return f"those for float16 heads of {WIDE} channels were not timed on a GPU yet"
+        return f"with float16 heads of {WIDE} channels equal keys at beta = 2 were not tried on a GPU yet"
     return None
 
 
