@@ -401,15 +401,13 @@ def tune(args: argparse.Namespace) -> None:
 
 
 def compile_share(args: argparse.Namespace) -> None:
-    """What one process of :func:`tune` does: an update of one layer and a gated delta rule, with its share of configurations."""
+    """What one process of :func:`tune` does: an update of a layer of each client, with its share of configurations."""
     quick_tuning(args.tune, args.jobs)
-    subject = fla_subject(args.smoke)
-    model = subject.build(1, args.dtype).train()
-    one_update(
-        model,
-        subject.tokens((args.batch, args.length), args.device),
-        torch.optim.AdamW(model.parameters(), fused=args.device == "cuda"),
-    )
+    subjects = {"fla kda": fla_subject, "kimi_linear": kimi_subject}
+    for subject in (make(args.smoke) for part, make in subjects.items() if part in args.parts):
+        model = subject.build(1, args.dtype).train()
+        optimizer = torch.optim.AdamW(model.parameters(), fused=args.device == "cuda")
+        one_update(model, subject.tokens((args.batch, args.length), args.device), optimizer)
     if "fla gdn" in args.parts:
         from fla.layers import gated_deltanet
 
