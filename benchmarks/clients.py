@@ -1,7 +1,7 @@
 """Clients before and after ckda.compat.accelerate(): the operator alone, and a whole model.
 
 python benchmarks/clients.py kimi [--out results/compat]    transformers' Kimi-Linear on the CPU, against its torch path
-python benchmarks/clients.py gpu [--fla CHECKOUT] [--limit 300] [--parts A,B] [--out results/compat]
+python benchmarks/clients.py gpu [--fla CHECKOUT] [--limit 300] [--parts A,B] [--one-config] [--out results/compat]
                                                             models of 340M parameters on a GPU, against FLA's kernels
 python benchmarks/clients.py gpu --smoke [--out FOLDER]     the same way with tiny models on a CPU, in seconds
 
@@ -15,7 +15,8 @@ python benchmarks/clients.py gpu --smoke [--out FOLDER]     the same way with ti
 
 The record, clients_gpu.json, is written after every part. The same command goes on where it stopped: what succeeded stays, what
 failed is tried again. At --limit seconds the part at work is ended. FLA tries every configuration of its kernels for a shape; the
-processes of --jobs compile them side by side before that, and each is timed for some 20 ms instead of 100.
+processes of --jobs compile them side by side before that, and each is timed for some 20 ms instead of 100. With --one-config
+it takes the first configuration of each, which is enough for agreement and tokens, not for times.
 """
 
 import argparse
@@ -314,17 +315,32 @@ def measured(subject: Subject, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def contexts(client: str) -> dict[str, Callable[[], Any]]:
+    """Without and with our kernels; to be called when its turn comes, for `accelerate` acts at once."""
+    return {"before": nullcontext, "after": partial(accelerate, client, quiet=True)}
+
+
 def agreement(subject: Subject, args: argparse.Namespace) -> dict[str, Any]:
-    """How far each is from the same model in float32 on our kernels."""
+    """How far each is from the same model in float32 on our kernels, and from the other; whose operator each took."""
     tokens = subject.tokens((1, min(512, args.length)), args.device)
     model = subject.build(min(8, subject.layers), args.dtype).train()
-    found = {}
-    for name, context in (("before", nullcontext()), ("after", accelerate(subject.client, quiet=True))):
-        with context:
-            found[name] = forward_backward(model, tokens)
+    module = __import__(subject.module, fromlist=["_"])
+    found, by = {}, {}
+    for name, context in contexts(subject.client).items():
+        with context():
+            found[name] = results(model, tokens)
+            by[name] = f"{(taken := getattr(module, subject.function)).__module__}.{taken.__name__}"
     with accelerate(subject.client, quiet=True):
-        truth = forward_backward(model.float(), tokens)
-    return {name: {key: error(values[key], truth[key]) for key in values} for name, values in found.items()}
+        truth = results(model.float(), tokens)
+    far = {name: {key: error(values[key], truth[key]) for key in truth} for name, values in found.items()}
+    return {"by": by} | far | {"apart": {key: error(found["after"][key], found["before"][key]) for key in truth}}
+
+
+def results(model: Any, tokens: Tensor) -> dict[str, Tensor]:
+    """Logits, loss and gradients; FLA's models give no logits beside a loss."""
+    with torch.no_grad():
+        logits = model(tokens, use_cache=False).logits
+    return forward_backward(model, tokens) | {"logits": logits}
 
 
 def generated(subject: Subject, args: argparse.Namespace) -> dict[str, Any]:
@@ -332,8 +348,8 @@ def generated(subject: Subject, args: argparse.Namespace) -> dict[str, Any]:
     model, prompt = subject.build(4, torch.float32).eval(), subject.tokens((1, 32), args.device)
     found = []
     with torch.no_grad():
-        for context in (nullcontext(), accelerate(subject.client, quiet=True)):
-            with context:
+        for context in contexts(subject.client).values():
+            with context():
                 found.append(model.generate(prompt, max_new_tokens=16, do_sample=False))
     return {"same_tokens": bool(torch.equal(*found))}
 
@@ -368,9 +384,13 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "fla tokens": lambda args: generated(fla_subject(args.smoke), args),
     "fla gdn": gated_delta_rule,
 }
+TIMED = ("fla kda", "kimi_linear", "fla gdn")
 
 
 # Tuning, limits, and what is kept -------------------------------------------------------------------------------------------
+
+
+ONE_CONFIG = 1 << 20  #: so many processes share a kernel's configurations that the first has one
 
 
 def quick_tuning(part: int, parts: int) -> None:
@@ -450,11 +470,11 @@ def gpu(args: argparse.Namespace) -> dict[str, Any]:
     signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, args.limit)
     try:
-        if args.jobs > 1 and not args.smoke and any(name.startswith("fla") for name in waiting):
+        if args.jobs > 1 and not (args.smoke or args.one_config) and any(name.startswith("fla") for name in waiting):
             tune(args)
             record["seconds_of_compiling"] = round(time.monotonic() - start, 1)
         if args.device == "cuda":
-            quick_tuning(0, 1)
+            quick_tuning(0, ONE_CONFIG if args.one_config else 1)
         for name in waiting:
             begun = time.monotonic()
             try:
@@ -531,6 +551,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     big.add_argument("--length", type=int)
     big.add_argument("--jobs", type=int, default=8, help="processes that compile FLA's kernels")
     big.add_argument("--limit", type=float, default=300.0, help="seconds after which it stops")
+    big.add_argument("--one-config", action="store_true", help="FLA's kernels untuned: no times of theirs")
     big.add_argument("--smoke", action="store_true")
     big.add_argument("--tune", type=int, help=argparse.SUPPRESS)
     for one in (cpu, big):
@@ -544,6 +565,8 @@ def parse(words: list[str]) -> argparse.Namespace:
             parser.error(f"there is no part {unknown[0]!r}; there are {', '.join(PARTS)}")
         args.batch, args.length = args.batch or (2 if args.smoke else 8), args.length or (96 if args.smoke else 2048)
         args.device, args.dtype = ("cpu", torch.float32) if args.smoke else ("cuda", torch.bfloat16)
+        if args.one_config and set(args.parts) & set(TIMED):
+            parser.error(f"--one-config times nothing: name --parts without {', '.join(TIMED)}")
         if not args.smoke and not torch.cuda.is_available():
             parser.error("there is no GPU; --smoke goes the same way on a CPU")
     return args

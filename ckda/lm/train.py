@@ -413,7 +413,7 @@ def prefetched(
 
     def work() -> None:
         try:
-            if pin:
+            if pin and device.index is not None:
                 torch.cuda.set_device(device)  # a thread starts on device 0
             for batch in source:
                 put({k: v.pin_memory() if pin and isinstance(v, Tensor) else v for k, v in batch.items()})

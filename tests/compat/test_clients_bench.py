@@ -73,6 +73,26 @@ def test_the_limit_of_time_ends_a_part(clients, monkeypatch, tmp_path, capsys):
     assert "the same command goes on" in capsys.readouterr().out
 
 
+def test_agreement_is_of_theirs_and_ours(clients):
+    """Before and after are two operators: accelerate() acts when it is called, not when its block begins."""
+    if importlib.util.find_spec("fla") and not torch.cuda.is_available():
+        pytest.skip("transformers takes FLA's GPU kernels where FLA is installed")
+    args = clients.parse(["gpu", "--smoke"])
+    found = clients.agreement(clients.kimi_subject(True), args)
+    assert found["by"]["before"].startswith("transformers.")
+    assert found["by"]["after"].startswith("ckda.")
+    assert set(found["apart"]) == {"loss", "logits", "gradients"}
+    assert 0 < found["apart"]["gradients"] < 1e-4
+    assert found["apart"]["logits"] < 1e-5
+    assert clients.generated(clients.kimi_subject(True), args)["same_tokens"]
+
+
+def test_what_is_timed_is_tuned(clients, capsys):
+    with pytest.raises(SystemExit):
+        clients.parse(["gpu", "--smoke", "--one-config"])
+    assert "--one-config times nothing: name --parts without fla kda" in capsys.readouterr().err
+
+
 def test_unknown_parts_are_refused(clients, capsys):
     with pytest.raises(SystemExit):
         clients.parse(["gpu", "--smoke", "--parts", "mamba"])
