@@ -293,19 +293,17 @@ def sweep(
 ) -> list[dict[str, Any]]:
     """Every row checked and measured but those that are `known`; one that fails says why and the others go on.
 
-    `keep` gets what there is after each. The main row is timed in every run, and each row keeps the main row's time of its own
-    run: so rows of several runs make one table. Host times come last, when nothing is compiled any more.
+    `keep` gets what there is after each. Every row keeps the main row's time, taken just after its own: a GPU that becomes warm
+    slows both alike, and rows of several runs make one table.
     """
     found = sorted(known, key=lambda x: x["row"]["name"] != MAIN.name)
     done = {x["row"]["name"] for x in found}
-    left = [row for row in rows if row.name not in done]
-    if left and MAIN.name in done:
-        left = [next(row for row in rows if row.name == MAIN.name), *left]
-    main_ms = None
-    for row in left:
+    main = next(row for row in rows if row.name == MAIN.name)
+    for row in [row for row in rows if row.name not in done]:
         start = time.perf_counter()
         try:
             x = {"errors": errors(row, device)} | measure_row(row, device, count)
+            main_ms = _times(_calls(main, device)[1], device, count)["mean"] if row != main else None
         except Exception as error:  # Triton's own among them: of resources, of compiling
             if row.name == MAIN.name:
                 raise
@@ -313,12 +311,10 @@ def sweep(
             say(f"{row.name:28} failed: {error!s:.120}")
             keep(found)
             continue
-        main_ms = x["forward+backward"]["mean"] if main_ms is None else main_ms
-        x |= {"main_ms": main_ms, "seconds": time.perf_counter() - start}
+        x |= {"main_ms": main_ms or x["forward+backward"]["mean"], "seconds": time.perf_counter() - start}
         say(_line(x))
-        if row.name not in done:
-            found.append(x)
-            keep(found)
+        found.append(x)
+        keep(found)
     by_name = {row.name: row for row in rows}
     for x in found:
         if "failed" not in x and "host" not in x["forward"] and x["row"]["name"] in by_name:
