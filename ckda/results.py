@@ -168,9 +168,13 @@ def _scaling(path: Path) -> None:
     if path.name == "compare.png":
         picture = figures.beside_paper(Comparison.load(path.with_suffix(".json")))
     else:
-        fitted = load_fit(path.with_name("fit.json"))
-        pictures = {"frontier": figures.frontier, "residuals": figures.residuals}
-        picture = pictures[path.stem.removeprefix("fit_")](fitted)
+        fitted, stored = load_fit(path.with_name("fit.json")), read_json(path.with_name("fit.json"))
+        pictures: dict[str, Callable[[], Any]] = {
+            "frontier": lambda: figures.frontier(fitted),
+            "residuals": lambda: figures.residuals(fitted),
+            "advantage": lambda: figures.advantage(fitted, stored["baseline"], stored["noise"]),
+        }
+        picture = pictures[path.stem.removeprefix("fit_")]()
     figures.save(path, picture)
 
 
@@ -196,6 +200,7 @@ _DRAW: dict[str, Callable[[Path], None]] = {
     "scaling/compare.png": _scaling,
     "scaling/fit_frontier.png": _scaling,
     "scaling/fit_residuals.png": _scaling,
+    "scaling/fit_advantage.png": _scaling,
 }
 
 

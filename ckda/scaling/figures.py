@@ -84,8 +84,11 @@ def frontier(fitted: Fit, level: float = LEVEL) -> Figure:
     return figure
 
 
-def advantage(fitted: Fit, baseline: str) -> Figure:
-    """Loss of the baseline minus that of each other arm at the same cell by tokens; a line per size, dashed its fit."""
+def advantage(fitted: Fit, baseline: str, noise: float | None = None) -> Figure:
+    """fig:scaling-advantage: loss of the baseline minus that of each other arm at the same cell, by tokens.
+
+    A line a size, dashed its fit; the grey band is the noise (nats), where it is known.
+    """
     cells = {name: arm.cells for name, arm in fitted.arms.items()}
     others = [arm for arm in cells if arm != baseline]
     figure, axes = _panels(max(1, len(others)))
@@ -102,6 +105,8 @@ def advantage(fitted: Fit, baseline: str) -> Figure:
                 axis.plot(D, predicted, "--", color=shade, lw=0.9)
         axis.set_title(arm, fontsize=10)
         axis.axhline(0, color="black", lw=0.6)
+        if noise is not None:
+            axis.axhspan(-noise, noise, color="black", alpha=0.15, lw=0)
         axis.set_xscale("log")
         _token_ticks(axis, [cell.D for cell in cells[arm]])
     figure.supxlabel("training tokens D", fontsize=10)

@@ -4,7 +4,7 @@ from ckda.command import Parser, add_common_arguments, real, whole
 
 from .fit import LEVEL
 from .law import FORMS
-from .published import HELD_OUT
+from .published import BASELINE, HELD_OUT, NOISE
 
 __all__ = ["add_compare", "add_fit", "add_predict"]
 
@@ -45,7 +45,17 @@ def add_fit(parser: Parser) -> None:
     )
     add("--hold-out", nargs="*", metavar="CELL", help=f"such as {HELD_OUT} (default for the paper's table; else none)")
     add("--huber", type=real, default=0.01, metavar="NATS", help="Huber scale (default: %(default)s)")
-    add("--baseline", metavar="NAME", help="the arm advantages are measured against (default: the first)")
+    add(
+        "--baseline",
+        metavar="NAME",
+        help=f"the arm advantages are measured against (default: the first; of the paper's table {BASELINE})",
+    )
+    add(
+        "--noise",
+        type=real,
+        metavar="NATS",
+        help=f"how far equal runs lie apart, drawn as a band (default for the paper's table: {NOISE}; else none)",
+    )
     _add_effort(parser)
 
 

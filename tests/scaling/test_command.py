@@ -206,7 +206,7 @@ def test_the_stored_records_give_their_figures():
         stored["arms"]["CKDA"]["frontier"][3]["loss"]["low"]
     )
     assert len(figures.frontier(fitted).axes) == 2
-    assert len(figures.advantage(fitted, stored["baseline"]).axes[:5]) == 5
+    assert len(figures.advantage(fitted, stored["baseline"], stored["noise"]).axes[:5]) == 5
     compared = Comparison.load(folder / "compare.json")
     assert compared.as_json() == json.loads((folder / "compare.json").read_text())
     assert len(figures.beside_paper(compared).axes) == 21

@@ -12,7 +12,7 @@ from ckda.record import environment, set_aside, write_json
 
 from .. import figures, report
 from ..fit import Fit, Settings, split
-from ..published import HELD_OUT, paper_table
+from ..published import BASELINE, HELD_OUT, NOISE, paper_table
 from ..store import Resume, describe, resumable_fit, save_replicates
 from ..table import Table, read_table
 from . import Effort, effort_of, fingerprint, progress, tell, ticks
@@ -32,13 +32,22 @@ class Config:
     offset: str | None = None  #: None: "arm" where cells are chained
     hold_out: tuple[str, ...] | None = None  #: None: the paper's cell of the paper's table
     huber: float = 0.01
-    baseline: str | None = None  #: None: the first arm
+    baseline: str | None = None  #: None: the paper's of the paper's table, else the first arm
+    noise: float | None = (
+        None  #: nats, how far equal runs lie apart; None: the paper's of the paper's table, else not known
+    )
     effort: Effort = field(default_factory=Effort)
 
     def table(self) -> Table:
         """The cells, held-out ones included."""
         table = read_table(self.data) if self.data else paper_table()
         return table.arm(*self.arms) if self.arms else table
+
+    def compared(self, table: Table) -> tuple[str, float | None]:
+        """The arm that others are compared with, and the noise of that comparison."""
+        of_paper = not self.data
+        first = BASELINE if of_paper and BASELINE in table.arms else table.arms[0]
+        return self.baseline or first, NOISE if of_paper and self.noise is None else self.noise
 
     def settings(self, table: Table) -> Settings:
         """What :func:`ckda.scaling.fit` is told."""
@@ -60,6 +69,7 @@ class Result:
     level: float
     data: str
     baseline: str
+    noise: float | None
     restarts: int
     seed: int
     seconds: float
@@ -74,20 +84,22 @@ class Result:
 def run(config: Config, tick: Callable[[], None] = lambda: None) -> Result:
     """Fit and bootstrap; finished arms of an interrupted call are kept. `tick()` is called after every part."""
     began, effort, table = time.perf_counter(), config.effort, config.table()
-    settings, baseline = config.settings(table), config.baseline or table.arms[0]
+    settings, (baseline, noise) = config.settings(table), config.compared(table)
     key = [asdict(settings), effort.bootstrap, effort.restarts, fingerprint(table)]
     resume = Resume(Path(config.out) / "fit.partial.json", key)
     fitted = resumable_fit(table, settings, effort.bootstrap, effort.restarts, resume, tick=tick)
     resume.finish()
     source, spent = ", ".join(config.data) or "tab:scaling-data", time.perf_counter() - began
-    return Result(fitted, effort.level, source, baseline, effort.restarts, effort.seed, spent, environment("cpu"))
+    return Result(
+        fitted, effort.level, source, baseline, noise, effort.restarts, effort.seed, spent, environment("cpu")
+    )
 
 
 def draw(result: Result) -> dict[str, Any]:
     """The figures by name; without a second arm there is no advantage to draw."""
     pictures = {"frontier": figures.frontier(result.fit, result.level), "residuals": figures.residuals(result.fit)}
     if len(result.fit.arms) > 1:
-        pictures["advantage"] = figures.advantage(result.fit, result.baseline)
+        pictures["advantage"] = figures.advantage(result.fit, result.baseline, result.noise)
     return pictures
 
 
@@ -100,7 +112,7 @@ def run_command(args: argparse.Namespace) -> int:
     config = filled(Config, args, effort=effort_of(args), **lists)
     table = config.table()
     settings = config.settings(table)
-    table.arm(config.baseline or table.arms[0]), split(table, settings)  # what is wrong fails before the fit
+    table.arm(config.compared(table)[0]), split(table, settings)  # what is wrong fails before the fit
     make_folder(args.out)
     with progress("fit", ticks(table, settings, config.effort.bootstrap)) as tick:
         result = run(config, tick)
