@@ -171,6 +171,7 @@ _ROUTES: dict[tuple, Route] = {}
 MAX_ROUTES = 1024  # lengths without end
 _PLAIN = (Tensor, torch.nn.Parameter)
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_saved_otherwise = torch._C._autograd._top_saved_tensors_default_hooks  #: hooks on what autograd keeps, or None
 
 
 def signature(call: Call) -> tuple | None:
@@ -467,7 +468,8 @@ class _Direct(torch.autograd.Function):
         o, state, saved = run_forward(call, route)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *saved, *((o,) if route.backend.reads_output else ()))
-        ctx.options, ctx.has_saved, ctx.route = call[NUM_TENSORS:], True, route
+        ctx.options, ctx.has_saved = call[NUM_TENSORS:], True
+        ctx.route = None if _saved_otherwise(False) else route  # a hook may give back other tensors: they are looked at again
         return (o, state) if call.output_final_state else o
 
     @staticmethod
@@ -477,7 +479,7 @@ class _Direct(torch.autograd.Function):
         call, saved = _kept_by(ctx)
         if do is None:
             do = torch.zeros_like(call.v)
-        x = run_backward(call, ctx.route, saved, do.contiguous(), dstate)
+        x = run_backward(call, ctx.route or find_chosen(call), saved, do.contiguous(), dstate)
         rest = (x.A_log, x.dt_bias, x.erase, x.write, x.initial_state)
         return None, None, x.q, x.k, x.v, x.g, x.beta, None, *rest, None
 
