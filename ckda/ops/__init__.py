@@ -159,6 +159,6 @@ def complex_kda_step(
         (torch.Size([1, 2, 4]), torch.Size([1, 2, 4, 4]))
     """
     call = _one_token(q, k, v, g, beta, state, inplace, **options)
-    backend, kept = find_step(call)
+    route = find_step(call)
     with full_precision(q.device):
-        return backend.forward(call, inplace, *backend.kept(kept))
+        return route.backend.forward(call, inplace, *route.backend.kept(route.kept))

@@ -159,15 +159,19 @@ def choose_step(call: Call) -> Choice:
 
 
 class Route(NamedTuple):
-    """How calls of one signature run: by what, and what that keeps of one call for the next."""
+    """How calls of one signature run: by what, what that keeps of one call for the next, and what else they share."""
 
     backend: Backend
     kept: dict[str, Any]
+    needs_gradient: bool
+    plain: bool  #: :func:`is_plain`
 
 
 _ROUTES: dict[tuple, Route] = {}
 MAX_ROUTES = 1024  # lengths without end
 _PLAIN = (Tensor, torch.nn.Parameter)
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_saved_otherwise = torch._C._autograd._top_saved_tensors_default_hooks  #: hooks on what autograd keeps, or None
 
 
 def signature(call: Call) -> tuple | None:
@@ -179,7 +183,7 @@ def signature(call: Call) -> tuple | None:
     for x in call.tensors:
         if x is None:
             kinds.append(None)
-        elif type(x) in _PLAIN:
+        elif type(x) in _PLAIN and not _is_wrapped(x):
             kinds += (x.shape, x.dtype, x.device)
         else:
             return None
@@ -201,7 +205,7 @@ def find_step(call: Call) -> Route:
     """The same for one token of decoding, a call without the time axis."""
     if is_watched():
         check_step(call)
-        return Route(choose_step(call).backend, {})
+        return _new_route(call, choose_step)
     return _route(check_step, choose_step, call)
 
 
@@ -215,12 +219,16 @@ def _route(check: Callable[[Call], Any], choice: Callable[[Call], Choice], call:
         key = route = None
     if route is None:
         check(call)
-        route = Route(choice(call).backend, {})
+        route = _new_route(call, choice)
         if key is not None:
             if len(_ROUTES) >= MAX_ROUTES:
                 _ROUTES.clear()
             _ROUTES[key] = route
     return route
+
+
+def _new_route(call: Call, choice: Callable[[Call], Choice]) -> Route:
+    return Route(choice(call).backend, {}, call.needs_gradient, is_plain(call.tensors))
 
 
 def _is_hurried(call: Call) -> bool:
@@ -279,11 +287,12 @@ def is_autocast(device: torch.device) -> bool:
     return device.type in _AUTOCAST and torch.is_autocast_enabled(device.type)
 
 
+_AS_IT_IS = nullcontext()
+
+
 def full_precision(device: torch.device) -> AbstractContextManager:
     """Autocast is for the caller's projections; the recurrence keeps its own precision, backward too."""
-    if is_autocast(device):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()
+    return torch.autocast(device.type, enabled=False) if is_autocast(device) else _AS_IT_IS
 
 
 def _empty_state(call: Call) -> Tensor:
@@ -296,12 +305,12 @@ def run_forward(call: Call, route: Route) -> tuple[Tensor, Tensor | None, list[T
         return route.backend.forward(call, *route.backend.kept(route.kept))
 
 
-def run_backward(call: Call, saved: list[Tensor], do: Tensor, dstate: Tensor | None) -> Gradients:
+def run_backward(call: Call, route: Route, saved: list[Tensor], do: Tensor, dstate: Tensor | None) -> Gradients:
     """The gradients of :func:`run_forward`."""
-    backend, kept = find_chosen(call)
+    backend = route.backend
     assert backend.backward is not None
     with full_precision(do.device):
-        return backend.backward(call, saved, do, dstate, *backend.kept(kept))
+        return backend.backward(call, saved, do, dstate, *backend.kept(route.kept))
 
 
 def _forward(*arguments: Any) -> list[Tensor]:
@@ -335,7 +344,8 @@ def _forward_fake(*arguments: Any) -> list[Tensor]:
 
 def _backward(do: Tensor, dstate: Tensor | None, saved: list[Tensor], *arguments: Any) -> list[Tensor]:
     """The gradients that are not None, in the order of :class:`Gradients`."""
-    return [grad for grad in run_backward(Call(*arguments), saved, do, dstate) if grad is not None]
+    call = Call(*arguments)
+    return [grad for grad in run_backward(call, find_chosen(call), saved, do, dstate) if grad is not None]
 
 
 _backward_op = torch.library.custom_op(
@@ -384,7 +394,7 @@ def _setup_context(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
 def _kept_by(ctx: Any) -> tuple[Call, list[Tensor]]:
     """The call and what was saved for its backward pass."""
     kept = ctx.saved_tensors  # read once: gradient checkpointing allows no second time
-    return Call(*kept[:NUM_TENSORS], *ctx.options), list(kept[NUM_TENSORS:])
+    return Call._make((*kept[:NUM_TENSORS], *ctx.options)), list(kept[NUM_TENSORS:])
 
 
 def _autograd(ctx: Any, grads: Sequence[Tensor | None]) -> tuple:
@@ -459,6 +469,7 @@ class _Direct(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *saved, *((o,) if route.backend.reads_output else ()))
         ctx.options, ctx.has_saved = call[NUM_TENSORS:], True
+        ctx.route = None if _saved_otherwise(False) else route  # a hook may give back other tensors: they are looked at again
         return (o, state) if call.output_final_state else o
 
     @staticmethod
@@ -468,7 +479,7 @@ class _Direct(torch.autograd.Function):
         call, saved = _kept_by(ctx)
         if do is None:
             do = torch.zeros_like(call.v)
-        x = run_backward(call, saved, do.contiguous(), dstate)
+        x = run_backward(call, ctx.route or find_chosen(call), saved, do.contiguous(), dstate)
         rest = (x.A_log, x.dt_bias, x.erase, x.write, x.initial_state)
         return None, None, x.q, x.k, x.v, x.g, x.beta, None, *rest, None
 
@@ -489,7 +500,7 @@ def is_plain(tensors: Iterable[Tensor | None]) -> bool:
 
 
 def _is_itself(x: Tensor) -> bool:
-    return type(x) in _PLAIN and not x.is_meta and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+    return type(x) in _PLAIN and not x.is_meta and not _is_wrapped(x)
 
 
 def without_transforms(function: type[torch.autograd.Function]) -> Callable[..., Any]:
@@ -504,7 +515,7 @@ def apply(call: Call) -> tuple[Tensor, Tensor | None]:
     """o and the final state (which may be missing or empty unless asked for), by the backend that is chosen."""
     if is_watched():
         check(call)
-        route = Route(choose(call).backend, {})
+        route = _new_route(call, choose)
     else:
         route = find_route(call)
     backend = route.backend
@@ -513,8 +524,8 @@ def apply(call: Call) -> tuple[Tensor, Tensor | None]:
         with full_precision(call.q.device):
             return backend.forward(call)
     # how many tensors are saved depends on T, which an exported program may leave open: it computes them again
-    needed = call.needs_gradient and not is_exporting()
-    if not is_plain(call.tensors):
+    needed = route.needs_gradient and not is_exporting()
+    if not route.plain:
         _refuse_other_derivatives(call)
         with full_precision(call.q.device):
             outputs = torch.ops.ckda.complex_kda(*call, needed)

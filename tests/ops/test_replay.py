@@ -97,6 +97,16 @@ def test_the_addresses_remembered_are_few(monkeypatch: pytest.MonkeyPatch) -> No
         assert len(kept["it"].filled) <= 3
 
 
+def test_what_is_made_like_one_of_those_given_is_a_tensor_of_its_own() -> None:
+    x, y = torch.zeros(2, 4, requires_grad=True), torch.ones(2, 4)
+    kept, (recorder,) = _kept([_launch(x, y)], [None, x], [y])
+    out = kept["it"].run([None, x])[0]
+    assert out is not None
+    assert (out.shape, out.dtype, out.requires_grad) == (y.shape, y.dtype, False)
+    assert recorder.last == (x.data_ptr(), out.data_ptr())
+    assert out.data_ptr() not in (x.data_ptr(), y.data_ptr())
+
+
 @pytest.mark.parametrize("why", ["strided", "misaligned", "overlapping", "interpreted", "scratch"])
 def test_what_cannot_be_repeated_is_not_kept(why: str) -> None:
     x = torch.zeros(16)

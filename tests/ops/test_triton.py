@@ -511,6 +511,21 @@ def test_sums_of_parts(shape: tuple[int, ...], out: tuple[int, ...], room: int) 
     torch.testing.assert_close(result.double(), exact, rtol=1e-5, atol=1e-5)
 
 
+@in_interpreter
+@pytest.mark.parametrize(("num_parts", "HV", "K", "room"), [(130, 3, 5, 0), (1, 1, 70, 3), (65, 2, 128, 0)])
+def test_both_sums_of_the_gates_are_one_launch(num_parts: int, HV: int, K: int, room: int) -> None:
+    x = torch.zeros(1, 1, HV, K)
+    call = OpCall(x, x, x, x, x[..., 0], A_log=torch.zeros(HV), dt_bias=torch.zeros(HV * K), gate="signed")
+    out = {name: torch.randn(num_parts, HV, K + room) for name in ("p_dlog_rate", "p_dbias")}
+    (launch,), dA_log, ddt_bias = sums.gate_sums(call, out)
+    assert dA_log is not None
+    assert ddt_bias is not None
+    launch()
+    exact = {name: parts[..., :K].double().sum(0) for name, parts in out.items()}
+    torch.testing.assert_close(dA_log.double(), exact["p_dlog_rate"].sum(-1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ddt_bias.double(), exact["p_dbias"].flatten(), rtol=1e-5, atol=1e-5)
+
+
 # Decoding -------------------------------------------------------------------------------------------------------------
 
 

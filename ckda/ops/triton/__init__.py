@@ -1,6 +1,7 @@
 """The operator as Triton kernels: a recurrence for short sequences and small heads, the chunk form for any GPU and for Hopper,
 and one step of decoding. Which form runs a call is decided here and nowhere else; after that the call carries its name."""
 
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -85,10 +86,12 @@ def choose_form(call: Call) -> tuple[str, str]:
     return "triton-portable", f"the chunk kernels for every GPU, since Hopper's do not serve this call: {why}"
 
 
-def _form(call: Call) -> Any:
+@cache
+def _form(backend: str) -> Any:
+    """The module that runs it, imported when it is wanted, for Triton may be missing."""
     from ckda.ops.triton import chunk, recurrent
 
-    return recurrent if call.backend == "triton-recurrent" else chunk
+    return recurrent if backend == "triton-recurrent" else chunk
 
 
 def forward(call: Call, kept: dict[str, Any]) -> tuple[Tensor, Tensor | None, list[Tensor]]:
@@ -96,12 +99,12 @@ def forward(call: Call, kept: dict[str, Any]) -> tuple[Tensor, Tensor | None, li
 
     `kept` holds what calls of this kind share: see :mod:`ckda.ops.triton.replay`.
     """
-    return _form(call).forward(call, kept)
+    return _form(call.backend).forward(call, kept)
 
 
 def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None, kept: dict[str, Any]) -> Gradients:
     """The gradients of :func:`forward`."""
-    return _form(call).backward(call, saved, do, dfinal, kept)
+    return _form(call.backend).backward(call, saved, do, dfinal, kept)
 
 
 def step(call: Call, inplace: bool, kept: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -113,4 +116,4 @@ def step(call: Call, inplace: bool, kept: dict[str, Any]) -> tuple[Tensor, Tenso
 
 def saved_like(call: Call) -> list[Tensor]:
     """Empty tensors of the shapes that :func:`forward` saves."""
-    return _form(call).saved_like(call)
+    return _form(call.backend).saved_like(call)

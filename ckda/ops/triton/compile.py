@@ -128,6 +128,7 @@ def example(
     gate_dtype: torch.dtype | None = None,
     beta_range: int | None = 2,
     group: int = 1,
+    bias: bool = True,
     backend: str = "auto",
 ) -> Call:
     """A call of that kind, on the CPU: only its shapes and dtypes are read."""
@@ -140,7 +141,7 @@ def example(
         beta=x[..., 0],
         sign=x.to(torch.int8) if gate is None else None,
         A_log=None if gate is None else torch.empty(2),
-        dt_bias=None if gate is None else torch.empty(2 * K),
+        dt_bias=None if gate is None or not bias else torch.empty(2 * K),
         cu_seqlens=torch.tensor([0, T]) if packed else None,
         gate=gate,
         beta_range=beta_range,
@@ -158,7 +159,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "bf16 256x256 softplus": {"K": 256, "V": 256, "gate": "softplus", "backend": "triton-hopper"},
     "fp16 128x128": {"dtype": torch.float16},
     "fp32 128x128": {"dtype": torch.float32},
-    "fp32 16x16": {"K": 16, "V": 16, "dtype": torch.float32},
+    "fp32 16x16": {"K": 16, "V": 16, "dtype": torch.float32, "bias": False},
     "bf16 128x128 softplus": {"gate": "softplus"},
     "bf16 128x128 given, packed": {"gate": None, "packed": True},
 }

@@ -16,12 +16,12 @@ from ckda.ops.call import NUM_TENSORS, Call, Gradients
 __all__ = [
     "Launch",
     "aligned",
+    "are_tidy",
     "assemble",
     "compile_together",
     "contiguous",
     "enter_context",
     "gate_arguments",
-    "is_tidy",
     "launch",
     "power_of_two",
     "state_warps",
@@ -153,9 +153,9 @@ def power_of_two(n: int) -> int:
     return max(16, 1 << (n - 1).bit_length())
 
 
-def is_tidy(x: Tensor | None) -> bool:
-    """Whether kernels can read x where it lies: it is contiguous and begins at a multiple of 16 bytes."""
-    return x is None or (x.is_contiguous() and x.data_ptr() % 16 == 0)
+def are_tidy(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether kernels can read all where they lie: contiguous, and beginning at multiples of 16 bytes."""
+    return not [x for x in tensors if x is not None and (x.data_ptr() % 16 or not x.is_contiguous())]
 
 
 def contiguous(x: Tensor | None) -> Tensor | None:
@@ -227,7 +227,7 @@ def tidied(call: Call, first: int = 0) -> Call:
     Itself where that is so, as it mostly is. Fields before the `first` are not read, and stay as they are.
     """
     state, read = call.initial_state, call.tensors[first:]
-    if (state is None or state.dtype == torch.float32) and all(map(is_tidy, read)):
+    if (state is None or state.dtype == torch.float32) and are_tidy(read):
         return call
     if state is not None:
         call = call._replace(initial_state=state.float())

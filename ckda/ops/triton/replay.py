@@ -17,7 +17,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ckda.ops.triton.launch import Launch, enter_context, is_tidy
+from ckda.ops.triton.launch import Launch, are_tidy, enter_context
 
 __all__ = ["Kept", "Tape", "kept_for", "record", "rerun"]
 
@@ -48,6 +48,27 @@ class Step(NamedTuple):
         return self.launch, (*self.grid, stream, *self.fixed, *arguments)
 
 
+#: a tensor to be made: like which of those given, for that takes the host half the time, or of what shape and dtype; or none
+Kind = int | tuple[list[int], torch.dtype] | None
+
+
+def _make(kind: Kind, given: Sequence[Any], device: torch.device) -> Tensor | None:
+    if kind is None:
+        return None
+    if isinstance(kind, int):
+        return torch.empty_like(given[kind])
+    return torch.empty(kind[0], dtype=kind[1], device=device)
+
+
+def _kind(made: Tensor | None, given: Sequence[Tensor | None]) -> Kind:
+    if made is None:
+        return None
+    for i, x in enumerate(given):
+        if x is not None and (x.shape, x.dtype, x.device) == (made.shape, made.dtype, made.device):
+            return i
+    return list(made.shape), made.dtype
+
+
 class Tape:
     """The launches of one kind of call. Slots are the tensors given, those made and returned, and spare memory between kernels."""
 
@@ -56,7 +77,7 @@ class Tape:
     def __init__(
         self,
         device: torch.device,
-        made: Sequence[tuple[torch.Size, torch.dtype] | None],
+        made: Sequence[Kind],
         spare: int,  # bytes
         steps: Sequence[Step],
     ) -> None:
@@ -64,12 +85,12 @@ class Tape:
         self.filled: dict[tuple[int, ...], list[tuple[Callable[..., None], tuple]]] = {}
 
     def run(self, given: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Launch all on these tensors, which must be tidy (:func:`ckda.ops.triton.launch.is_tidy`); what was made."""
-        empty, device = torch.empty, self.device
-        made = [None if x is None else empty(x[0], dtype=x[1], device=device) for x in self.made]
+        """Launch all on these tensors, which must be tidy (:func:`ckda.ops.triton.launch.are_tidy`); what was made."""
+        device = self.device
+        made = [_make(kind, given, device) for kind in self.made]
         addresses = [x.data_ptr() for x in (*given, *made) if x is not None]
         if self.spare:
-            spare = empty(self.spare, dtype=torch.uint8, device=device)
+            spare = torch.empty(self.spare, dtype=torch.uint8, device=device)
             addresses.append(spare.data_ptr())
         key = (torch._C._cuda_getCurrentRawStream(device.index), *addresses)
         launches = self.filled.get(key)
@@ -94,7 +115,7 @@ MAX_KEPT = 1024  # lengths without end
 
 def kept_for(name: str, given: Sequence[Tensor | None], *options: Any) -> Kept:
     """What is kept for functions of such tensors; nothing for those that are not tidy."""
-    if not all(map(is_tidy, given)):
+    if not are_tidy(given):
         return {}
     key = (name, *[None if x is None else (x.shape, x.dtype, x.device) for x in given], *options)
     kept = _KEPT.get(key)
@@ -218,7 +239,7 @@ def record(
 
     Every tensor that they read and did not write themselves must be among those given: nothing else is there another time.
     """
-    if name in kept or any(compiled is None for _, compiled in launches) or not all(map(is_tidy, given)):
+    if name in kept or any(compiled is None for _, compiled in launches) or not are_tidy(given):
         return
     named = [x for x in (*given, *made) if x is not None]
     try:
@@ -226,5 +247,4 @@ def record(
         steps = [_step(launch, compiled, slots) for launch, compiled in launches]
     except (_NotKept, AttributeError):
         return
-    kinds = [None if x is None else (x.shape, x.dtype) for x in made]
-    kept[name] = Tape(named[0].device, kinds, slots.spare, steps)
+    kept[name] = Tape(named[0].device, [_kind(x, given) for x in made], slots.spare, steps)
