@@ -16,7 +16,8 @@ python benchmarks/clients.py gpu --smoke [--out FOLDER]     the same way with ti
 The record, clients_gpu.json, is written after every part. The same command goes on where it stopped: what succeeded stays, what
 failed is tried again. At --limit seconds the part at work is ended. FLA tries every configuration of its kernels for a shape; the
 processes of --jobs compile them side by side before that, and each is timed for some 20 ms instead of 100. With --one-config
-it takes the first configuration of each, which is enough for agreement and tokens, not for times.
+it takes the first configuration of each, which is enough for agreement and tokens, not for times; they go to
+clients_gpu_untuned.json.
 """
 
 import argparse
@@ -463,7 +464,8 @@ def reason(problem: BaseException) -> str:
 
 def gpu(args: argparse.Namespace) -> dict[str, Any]:
     """All parts, each written as soon as it is there."""
-    path = None if args.out is None else args.out / ("clients_smoke.json" if args.smoke else "clients_gpu.json")
+    name = "clients_smoke" if args.smoke else "clients_gpu_untuned" if args.one_config else "clients_gpu"
+    path = None if args.out is None else args.out / f"{name}.json"
     parts, start = kept(path, args), time.monotonic()
     record = {"settings": settings(args), "parts": parts}
     waiting = [name for name in args.parts if name not in parts]
