@@ -336,7 +336,8 @@ def parity_bit(b_negative, b_M, DOT: tl.constexpr):
     Nothing is added to the count to read its last bit: the compiler makes a number added to a product the accumulator it starts
     from, and Hopper's keeps fewer than float32's 24 bits.
     """
-    return dot(tl.where(b_negative, 1.0, 0.0), b_M, DOT).to(tl.int32) << 31
+    b_count = tl.dot(operand(tl.where(b_negative, 1.0, 0.0), DOT), operand(b_M, DOT), input_precision="tf32")
+    return b_count.to(tl.int32) << 31
 
 
 # Decay factors, signed, float32 -----------------------------------------------------------------------------------------
