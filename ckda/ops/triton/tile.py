@@ -7,7 +7,7 @@ are the next one's left operand without leaving the registers.
 
 Two precisions. With bfloat16 inputs logs and their sums are float32 and products take bfloat16 operands, accumulated in float32;
 what is repeated from chunk to chunk is kept to 16 bits by splitting an operand in two, the solver to 24 in three. With other
-inputs (WIDE) products are three TF32 products, and keys' lengths and the sums of bounded gates' logs are float64.
+inputs (WIDE) products are three TF32 products, keys' lengths are float64, and the sums of bounded gates' logs two float32 numbers.
 """
 
 import triton
@@ -45,6 +45,7 @@ ZERO_GATE = tl.constexpr(-1.0e5)
 NO_GATE = tl.constexpr(-6.0e4)  # a log|alpha| that every dtype has, of an alpha that is zero in all of them
 # 1.5 * 2^23: a small float32 added to it is rounded to a whole number, which its last bits then hold
 ROUND = tl.constexpr(12582912.0)
+MULTIPLE = tl.constexpr(24576.0)  # 1.5 * 2^14, likewise: to a multiple of 2^-9
 
 
 @triton.jit
@@ -351,6 +352,20 @@ def sign_through(b_negative, C: tl.constexpr, DOT: tl.constexpr):
 
 
 @triton.jit
+def _sums_in_pairs(b_log, b_negative):
+    """(high, low, sign): the sums of up to 32 bounded gates' logs through each token as high + low, and int32 their signs' bits.
+
+    Multiples of 2^-9 above -256 and 512 for every negative gate are summed in float32 without rounding, in any order; what is left
+    of a log is at most 2^-10, and its sum is off by 1e-9. No float64, and no product for the signs.
+    """
+    b_high = (b_log + MULTIPLE) - MULTIPLE
+    b_low = tl.cumsum(b_log - b_high, 1)
+    b_sum = tl.cumsum(b_high + tl.where(b_negative, 512.0, 0.0), 1)
+    b_count = b_sum + 512.0 * ROUND
+    return b_sum - (b_count - 512.0 * ROUND), b_low, b_count.to(tl.int32, bitcast=True) << 31
+
+
+@triton.jit
 def bounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr, WIDE: tl.constexpr):
     """All decays of a chunk by way of its middle, for gates of at least e^-5: (forward, back, start, end).
 
@@ -360,15 +375,17 @@ def bounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr, WIDE: 
     m depends on tokens after i, but a power of two changes no digit: later tokens do not change earlier outputs, not even by
     rounding. Hence only the broken part of an exponent is raised, and the whole part added to the bits of the result.
     """
-    b_from, b_to = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    if WIDE:  # noqa: SIM108
-        b_cum = tl.cumsum(b_log.to(tl.float64), 1)
+    if WIDE:
+        b_cum, b_low, b_sign = _sums_in_pairs(b_log, b_negative)
     else:
+        b_from, b_to = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
         b_cum = token_sums(b_log, tl.where(b_from <= b_to, 1.0, 0.0), DOT, False)
-    b_sign = sign_through(b_negative, C, DOT)
-    b_round = b_cum.to(tl.float32) + ROUND
-    b_broken = (b_cum - (b_round - ROUND)).to(tl.float32)
-    b_middle = at_token(b_cum, C // 2 - 1, C).to(tl.float32) + ROUND
+        b_sign = sign_through(b_negative, C, DOT)
+    b_round = b_cum + ROUND
+    b_broken = b_cum - (b_round - ROUND)
+    if WIDE:
+        b_broken += b_low
+    b_middle = at_token(b_cum, C // 2 - 1, C) + ROUND
     b_shift = (b_round.to(tl.int32, bitcast=True) - b_middle.to(tl.int32, bitcast=True)[:, None]) << 23
     if WIDE:  # sums of NaN alone have no shift among each other, but a scan has numbers before the first NaN
         b_shift = tl.where(b_broken == b_broken, b_shift, 0)
