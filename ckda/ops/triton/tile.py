@@ -94,6 +94,17 @@ def _log1p(b_x):
 
 
 @triton.jit
+def _log2_exact(b_x, b_less):
+    """log2(x) of 0 < x <= 1 and less = x - 1, to the last digits near 1 too: the rounding of 1 + less is divided out again."""
+    m_far = b_x < 0.5
+    b_sum = tl.where(m_far, b_x, 1.0 + b_less)
+    b_log, b_rounded = tl.log2(b_sum), b_sum - 1.0
+    b_some = tl.where(b_rounded == 0.0, 1.0, b_rounded)
+    b_near = tl.where(b_rounded == 0.0, b_less * LOG2E, b_log * (b_less / b_some))
+    return tl.where(m_far, b_log, b_near)
+
+
+@triton.jit
 def _log2_above(b_e):
     """log2(1 + e), 0 <= e <= 1, to 5e-6 of itself: four terms of the series where e is small, else the card's own instruction."""
     b_series = b_e * (LOG2E + b_e * (-LOG2E / 2 + b_e * (LOG2E / 3 - b_e * (LOG2E / 4))))
@@ -114,10 +125,10 @@ def log_gate(b_g, b_rate, b_bias, GATE: tl.constexpr, EXACT: tl.constexpr):
         b_u = b_rate * (b_g + b_bias)
         b_e = _exp_minus(b_u)
         b_alpha = (1.0 - (1.0 - 2.0 * EPS) * b_e) / (1.0 + b_e)
-        b_log = _log2(b_alpha)
-        if EXACT:
-            b_near = _log1p(tl.maximum(-2.0 * (1.0 - EPS) * b_e / (1.0 + b_e), -0.75)) * LOG2E
-            b_log = tl.where(b_alpha < 0.5, tl.log2(b_alpha), b_near)
+        if EXACT:  # noqa: SIM108
+            b_log = _log2_exact(b_alpha, -2.0 * (1.0 - EPS) * b_e / (1.0 + b_e))
+        else:
+            b_log = _log2(b_alpha)
         b_negative = b_u < 0
     elif GATE == "sigmoid":
         b_u = b_rate * (b_g + b_bias)
