@@ -106,7 +106,8 @@ def intra(w: Work, G: Tensor) -> list[Launch]:
     if not p.split:
         arguments["BK"] = min(WIDE_CHANNELS, power_of_two(p.K))
     maxnreg = INTRA_REGISTERS if p.bounded and p.split and p.K <= 128 else None
-    return [Launch(intra_kernel, (p.slots, p.HV), arguments, num_warps=4, maxnreg=maxnreg)]
+    num_warps = 4 if p.split else 2  # A and G have room for two warps of such products: more would repeat them
+    return [Launch(intra_kernel, (p.slots, p.HV), arguments, num_warps=num_warps, maxnreg=maxnreg)]
 
 
 def solver(w: Work, G: Tensor) -> Launch:
