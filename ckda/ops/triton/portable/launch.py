@@ -254,7 +254,7 @@ def _gradient(w: Work, out: dict[str, Any]) -> Launch:
     arguments = _gate_arguments(w, ("q", "k", "beta") if p.bounded else ("beta",))
     for name in ("p_beta", "BETA_RANGE"):
         del arguments[name]
-    BK, num_warps = (64, 4 if p.split else 8) if p.K > 32 else (min(32, power_of_two(p.K)), 2)
+    BK, num_warps = (64, 4) if p.K > 32 else (min(32, power_of_two(p.K)), 2)
     arguments |= {"BK": BK, "SPLIT": p.split}
     arguments |= w.x.arguments(*KEYS, "rho", "norms", "end")
     used = ("p_D", "p_D_low", "p_dA", "p_dA_low", "p_scalars", "p_S_do", "p_S_dr", "p_dS_u", "p_through")
