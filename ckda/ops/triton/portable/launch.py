@@ -21,7 +21,7 @@ __all__ = ["carry", "empty_duy", "gradients", "group_sums", "intra", "places", "
 
 # a thread, so that more programs run at a time: worth a few spills
 INTRA_REGISTERS, CONTRACT_REGISTERS, SOLVER_REGISTERS = 168, 128, 128
-WIDE_CHANNELS = 32  # of float32 at a time, where more would spill
+WIDE_CHANNELS, WIDE_VALUES = 32, 16  # of float32 at a time, where more would spill, or take the place of other programs
 
 
 def _value_block(p: Plan, width: int) -> int:
@@ -204,7 +204,7 @@ def _contract_block(p: Plan) -> tuple[int, int, int]:
     """BK, BV and warps of the contraction: not four warps, see :func:`ckda.ops.triton.tile.in_registers`."""
     if p.K > 64 and p.split:
         return 128, min(128, power_of_two(p.V)), 8
-    return min(32, power_of_two(p.K)), min(64 if p.split else 32, power_of_two(p.V)), 2
+    return min(32, power_of_two(p.K)), min(64 if p.split else WIDE_VALUES, power_of_two(p.V)), 2
 
 
 def _pair(w: Work, o: Tensor, do: Tensor, passed: Passed, out: dict[str, Any]) -> Launch:
