@@ -219,7 +219,7 @@ def _pair(w: Work, o: Tensor, do: Tensor, passed: Passed, out: dict[str, Any]) -
         "TOKENS": p.B * p.T,
         "V": p.V,
         "NV": -(-p.V // _reverse_block(p)),
-        "BV": 64 if p.V > 64 else min(32, power_of_two(p.V)),
+        "BV": (64 if p.V > 64 else min(32, power_of_two(p.V))) if p.split else WIDE_VALUES,
         "BETA_RANGE": call.beta_range or 0,
         "HAS_BETA": call.beta is not None,
         "SPLIT": p.split,
