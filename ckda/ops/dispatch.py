@@ -469,7 +469,9 @@ class _Direct(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *saved, *((o,) if route.backend.reads_output else ()))
         ctx.options, ctx.has_saved = call[NUM_TENSORS:], True
-        ctx.route = None if _saved_otherwise(False) else route  # a hook may give back other tensors: they are looked at again
+        ctx.route = (
+            None if _saved_otherwise(False) else route
+        )  # a hook may give back other tensors: they are looked at again
         return (o, state) if call.output_final_state else o
 
     @staticmethod

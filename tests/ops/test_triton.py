@@ -538,6 +538,28 @@ def _token(call: Call, t: int) -> Any:
     )
 
 
+@triton.jit
+def _pairs_kernel(p_log, p_negative, p_high, p_low, p_sign, C: tl.constexpr):
+    o = tl.arange(0, 16)[:, None] * C + tl.arange(0, C)[None, :]
+    b_high, b_low, b_sign = tile._sums_in_pairs(tl.load(p_log + o), tl.load(p_negative + o) > 0)
+    tl.store(p_high + o, b_high)
+    tl.store(p_low + o, b_low)
+    tl.store(p_sign + o, b_sign)
+
+
+@in_interpreter
+@pytest.mark.parametrize("scale", [7.21, 0.1, 1e-6])
+def test_sums_of_logs_in_pairs(scale: float) -> None:
+    """Of bounded gates, with their signs, to 1e-8."""
+    random = torch.Generator().manual_seed(0)
+    log, negative = -scale * torch.rand(16, 32, generator=random), torch.rand(16, 32, generator=random) < 0.5
+    log[0], negative[0] = -scale, True
+    high, low, sign = torch.empty_like(log), torch.empty_like(log), torch.empty(16, 32, dtype=torch.int32)
+    _pairs_kernel[(1,)](log, negative.int(), high, low, sign, 32)
+    assert (high.double() + low.double() - log.double().cumsum(1)).abs().max() < min(1e-8, 1e-5 * scale)
+    assert torch.equal(sign < 0, negative.cumsum(1) % 2 == 1)
+
+
 @in_interpreter
 @pytest.mark.parametrize(("dtype", "inplace"), [(torch.float32, False), (torch.float16, True)], ids=str)
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ are the next one's left operand without leaving the registers.
 
 Two precisions. With bfloat16 inputs logs and their sums are float32 and products take bfloat16 operands, accumulated in float32;
 what is repeated from chunk to chunk is kept to 16 bits by splitting an operand in two, the solver to 24 in three. With other
-inputs (WIDE) products are three TF32 products, and keys' lengths and the sums of bounded gates' logs are float64.
+inputs (WIDE) products are three TF32 products, keys' lengths are float64, and the sums of bounded gates' logs two float32 numbers.
 """
 
 import triton
@@ -45,6 +45,7 @@ ZERO_GATE = tl.constexpr(-1.0e5)
 NO_GATE = tl.constexpr(-6.0e4)  # a log|alpha| that every dtype has, of an alpha that is zero in all of them
 # 1.5 * 2^23: a small float32 added to it is rounded to a whole number, which its last bits then hold
 ROUND = tl.constexpr(12582912.0)
+MULTIPLE = tl.constexpr(24576.0)  # 1.5 * 2^14, likewise: to a multiple of 2^-9
 
 
 @triton.jit
@@ -93,6 +94,17 @@ def _log1p(b_x):
 
 
 @triton.jit
+def _log2_exact(b_x, b_less):
+    """log2(x) of 0 < x <= 1 and less = x - 1, to the last digits near 1 too: the rounding of 1 + less is divided out again."""
+    m_far = b_x < 0.5
+    b_sum = tl.where(m_far, b_x, 1.0 + b_less)
+    b_log, b_rounded = tl.log2(b_sum), b_sum - 1.0
+    b_some = tl.where(b_rounded == 0.0, 1.0, b_rounded)
+    b_near = tl.where(b_rounded == 0.0, b_less * LOG2E, b_log * (b_less / b_some))
+    return tl.where(m_far, b_log, b_near)
+
+
+@triton.jit
 def _log2_above(b_e):
     """log2(1 + e), 0 <= e <= 1, to 5e-6 of itself: four terms of the series where e is small, else the card's own instruction."""
     b_series = b_e * (LOG2E + b_e * (-LOG2E / 2 + b_e * (LOG2E / 3 - b_e * (LOG2E / 4))))
@@ -113,10 +125,10 @@ def log_gate(b_g, b_rate, b_bias, GATE: tl.constexpr, EXACT: tl.constexpr):
         b_u = b_rate * (b_g + b_bias)
         b_e = _exp_minus(b_u)
         b_alpha = (1.0 - (1.0 - 2.0 * EPS) * b_e) / (1.0 + b_e)
-        b_log = _log2(b_alpha)
-        if EXACT:
-            b_near = _log1p(tl.maximum(-2.0 * (1.0 - EPS) * b_e / (1.0 + b_e), -0.75)) * LOG2E
-            b_log = tl.where(b_alpha < 0.5, tl.log2(b_alpha), b_near)
+        if EXACT:  # noqa: SIM108
+            b_log = _log2_exact(b_alpha, -2.0 * (1.0 - EPS) * b_e / (1.0 + b_e))
+        else:
+            b_log = _log2(b_alpha)
         b_negative = b_u < 0
     elif GATE == "sigmoid":
         b_u = b_rate * (b_g + b_bias)
@@ -197,7 +209,7 @@ def learning_rate(b_beta, BETA_RANGE: tl.constexpr):
         return BETA_RANGE * tl.where(b_beta < 0, b_e, 1.0) / (1.0 + b_e)
 
 
-# Products. DOT is the operands' precision: "bf16" (or "fp16", for tests), or a precision of tl.dot for float32 operands -----
+# Products. DOT is the operands' precision: "bf16" (or "fp16", for tests), or "tf32x3", three products of float32 operands -----
 
 
 @triton.jit
@@ -212,12 +224,31 @@ def operand(b_x, DOT: tl.constexpr):
 
 
 @triton.jit
+def _nearest(b_x):
+    """float32 rounded to TF32's eleven digits: the first of those that are cleared is added to the bits."""
+    return ((b_x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _three_products(b_a, b_b):
+    """a b of float32 by three TF32 products, the same sums as Triton's "tf32x3" in two thirds of the instructions.
+
+    Triton asks of every number whether it is finite, so that an infinity stays one where the product of both low parts is not a
+    number. Here it becomes NaN, as NaN does: what is not finite stays so.
+    """
+    b_a_high, b_b_high = _nearest(b_a), _nearest(b_b)
+    b_small = tl.dot(b_a - b_a_high, b_b_high, input_precision="tf32")
+    b_small = tl.dot(b_a_high, b_b - b_b_high, b_small, input_precision="tf32")
+    return tl.dot(b_a_high, b_b_high, b_small, input_precision="tf32")
+
+
+@triton.jit
 def dot(b_a, b_b, DOT: tl.constexpr):
     """a b, both rounded to the operands' precision, accumulated in float32."""
     if DOT == "bf16" or DOT == "fp16":
         return tl.dot(operand(b_a, DOT), operand(b_b, DOT))
     else:
-        return tl.dot(b_a.to(tl.float32), b_b.to(tl.float32), input_precision=DOT)
+        return _three_products(b_a.to(tl.float32), b_b.to(tl.float32))
 
 
 @triton.jit
@@ -254,7 +285,7 @@ def dot_left_split(b_a, b_b, DOT: tl.constexpr):
         b_high = operand(b_a, DOT)
         return tl.dot(_rest(b_a, b_high, DOT), operand(b_b, DOT), tl.dot(b_high, operand(b_b, DOT)))
     else:
-        return tl.dot(b_a.to(tl.float32), b_b.to(tl.float32), input_precision=DOT)
+        return dot(b_a, b_b, DOT)
 
 
 @triton.jit
@@ -268,7 +299,7 @@ def dot_split(b_a, b_high, b_low, b_rest, DOT: tl.constexpr):
         b_product = tl.dot(b_left, b_high, tl.dot(b_left, b_low, tl.dot(b_left, b_rest)))
         return tl.dot(_rest(b_a, b_left, DOT), b_high, b_product)
     else:
-        return tl.dot(b_a, b_high, input_precision=DOT)
+        return dot(b_a, b_high, DOT)
 
 
 # Sums over a chunk's tokens, as products with a matrix of 0 and +-1 ----------------------------------------------------
@@ -317,7 +348,8 @@ def parity_bit(b_negative, b_M, DOT: tl.constexpr):
     Nothing is added to the count to read its last bit: the compiler makes a number added to a product the accumulator it starts
     from, and Hopper's keeps fewer than float32's 24 bits.
     """
-    return dot(tl.where(b_negative, 1.0, 0.0), b_M, DOT).to(tl.int32) << 31
+    b_count = tl.dot(operand(tl.where(b_negative, 1.0, 0.0), DOT), operand(b_M, DOT), input_precision="tf32")
+    return b_count.to(tl.int32) << 31
 
 
 # Decay factors, signed, float32 -----------------------------------------------------------------------------------------
@@ -331,6 +363,20 @@ def sign_through(b_negative, C: tl.constexpr, DOT: tl.constexpr):
 
 
 @triton.jit
+def _sums_in_pairs(b_log, b_negative):
+    """(high, low, sign): the sums of up to 32 bounded gates' logs through each token as high + low, and int32 their signs' bits.
+
+    Multiples of 2^-9 above -256 and 512 for every negative gate are summed in float32 without rounding, in any order; what is left
+    of a log is at most 2^-10, and its sum is off by 1e-9. No float64, and no product for the signs.
+    """
+    b_high = (b_log + MULTIPLE) - MULTIPLE
+    b_low = tl.cumsum(b_log - b_high, 1)
+    b_sum = tl.cumsum(b_high + tl.where(b_negative, 512.0, 0.0), 1)
+    b_count = b_sum + 512.0 * ROUND
+    return b_sum - (b_count - 512.0 * ROUND), b_low, b_count.to(tl.int32, bitcast=True) << 31
+
+
+@triton.jit
 def bounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr, WIDE: tl.constexpr):
     """All decays of a chunk by way of its middle, for gates of at least e^-5: (forward, back, start, end).
 
@@ -340,15 +386,17 @@ def bounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr, WIDE: 
     m depends on tokens after i, but a power of two changes no digit: later tokens do not change earlier outputs, not even by
     rounding. Hence only the broken part of an exponent is raised, and the whole part added to the bits of the result.
     """
-    b_from, b_to = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    if WIDE:  # noqa: SIM108
-        b_cum = tl.cumsum(b_log.to(tl.float64), 1)
+    if WIDE:
+        b_cum, b_low, b_sign = _sums_in_pairs(b_log, b_negative)
     else:
+        b_from, b_to = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
         b_cum = token_sums(b_log, tl.where(b_from <= b_to, 1.0, 0.0), DOT, False)
-    b_sign = sign_through(b_negative, C, DOT)
-    b_round = b_cum.to(tl.float32) + ROUND
-    b_broken = (b_cum - (b_round - ROUND)).to(tl.float32)
-    b_middle = at_token(b_cum, C // 2 - 1, C).to(tl.float32) + ROUND
+        b_sign = sign_through(b_negative, C, DOT)
+    b_round = b_cum + ROUND
+    b_broken = b_cum - (b_round - ROUND)
+    if WIDE:
+        b_broken += b_low
+    b_middle = at_token(b_cum, C // 2 - 1, C) + ROUND
     b_shift = (b_round.to(tl.int32, bitcast=True) - b_middle.to(tl.int32, bitcast=True)[:, None]) << 23
     if WIDE:  # sums of NaN alone have no shift among each other, but a scan has numbers before the first NaN
         b_shift = tl.where(b_broken == b_broken, b_shift, 0)

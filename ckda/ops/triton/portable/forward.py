@@ -152,6 +152,22 @@ def _squares(b_q, b_k, WIDE: tl.constexpr):
 
 
 @triton.jit
+def _all_squares(p_q, p_k, b_row, m_token, K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr):
+    """The same of all channels, the keys' in float64; a token's row begins at b_row. Threads sum what they have first."""
+    b_q_squares = tl.zeros([BK, C], tl.float32)
+    b_k_squares = tl.zeros([BK, C], tl.float64)
+    for k in range(0, K, BK):
+        b_channel = k + tl.arange(0, BK)
+        o_k = b_row[None, :] + b_channel[:, None]
+        m_tile = (b_channel < K)[:, None] & m_token[None, :]
+        b_q = tl.load(p_q + o_k, mask=m_tile, other=0.0).to(tl.float32)
+        b_k = tl.load(p_k + o_k, mask=m_tile, other=0.0).to(tl.float64)
+        b_q_squares += b_q * b_q
+        b_k_squares += b_k * b_k
+    return tl.sum(b_q_squares, 0), tl.sum(b_k_squares, 0)
+
+
+@triton.jit
 def _used_norms(b_q_square, b_k_square, NORMALIZE: tl.constexpr):
     """Of each token 1 / |q|, the power of two that brings its key near length 1, and |k|^2 of the key times that power.
 
@@ -340,16 +356,14 @@ def intra_kernel(
     head = (begin * H + i_hv // (HV // H)) * K  # offsets of tiles stay in 32 bits
     b_q_square = tl.zeros([C], tl.float32)
     b_k_square = tl.zeros([C], tl.float64 if WIDE else tl.float32)
-    if BK < K and NORMALIZE:
-        for k in range(0, K, BK):
-            b_channel = k + tl.arange(0, BK)
-            o_k = b_index[None, :] * (H * K) + b_channel[:, None]
-            m_tile = (b_channel < K)[:, None] & m_token[None, :]
-            b_q = tl.load(p_q + head + o_k, mask=m_tile, other=0.0).to(tl.float32)
-            b_k = tl.load(p_k + head + o_k, mask=m_tile, other=0.0).to(tl.float32)
-            b_more, b_more_keys = _squares(b_q, b_k, WIDE)
-            b_q_square += b_more
-            b_k_square += b_more_keys
+    if BK < K:
+        if NORMALIZE:
+            b_q_square, b_k_square = _all_squares(p_q + head, p_k + head, b_index * (H * K), m_token, K, BK, C)
+        b_inverse, b_power, b_norm2 = _used_norms(b_q_square, b_k_square, NORMALIZE)
+        _store_lines(
+            b_inverse, b_power, b_norm2, p_beta, p_rho, p_norms, line, b_line, m_token, TOKENS,
+            HV, ERASE, BETA_RANGE,
+        )  # fmt: skip
     b_A = tl.zeros([C, C], tl.float32)
     b_G = tl.zeros([C, C], tl.float32)
     for k in range(0, K, BK):
@@ -364,30 +378,21 @@ def intra_kernel(
         b_q = widened(in_registers(b_q, m_tile), C, DOT)
         b_k = widened(in_registers(b_k, m_tile), C, DOT)
         b_g = widened(in_registers(finite_gate(b_g, GATE), m_tile), C, DOT)
-        if BK >= K and NORMALIZE:
-            b_q_square, b_k_square = _squares(b_q, b_k, WIDE)
-        b_inverse, b_power, b_norm2 = _used_norms(b_q_square, b_k_square, NORMALIZE)
+        if BK >= K:
+            if NORMALIZE:
+                b_q_square, b_k_square = _squares(b_q, b_k, WIDE)
+            b_inverse, b_power, b_norm2 = _used_norms(b_q_square, b_k_square, NORMALIZE)
         b_q = operand(b_q * (b_inverse * scale)[None, :], DOT).to(tl.float32)
         b_k *= b_power[None, :]
         b_log, b_negative = chunk_gate(
             b_g, p_sign, p_A_log, p_dt_bias, line * K, o_g, m_tile, i_hv, b_channel,
             K, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, WIDE,
         )  # fmt: skip
-        _store_lines(
-            b_inverse,
-            b_power,
-            b_norm2,
-            p_beta,
-            p_rho,
-            p_norms,
-            line,
-            b_line,
-            m_token & (k == 0),
-            TOKENS,
-            HV,
-            ERASE,
-            BETA_RANGE,
-        )
+        if BK >= K:
+            _store_lines(
+                b_inverse, b_power, b_norm2, p_beta, p_rho, p_norms, line, b_line, m_token & (k == 0), TOKENS,
+                HV, ERASE, BETA_RANGE,
+            )  # fmt: skip
         b_erase = tl.full([1, 1], 1.0, tl.float32)
         if ERASE:
             b_erase = tl.load(p_erase + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)

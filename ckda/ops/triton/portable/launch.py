@@ -21,7 +21,7 @@ __all__ = ["carry", "empty_duy", "gradients", "group_sums", "intra", "places", "
 
 # a thread, so that more programs run at a time: worth a few spills
 INTRA_REGISTERS, CONTRACT_REGISTERS, SOLVER_REGISTERS = 168, 128, 128
-WIDE_CHANNELS = 32  # of float32 at a time, where more would spill
+WIDE_CHANNELS, WIDE_VALUES = 32, 16  # of float32 at a time, where more would spill, or take the place of other programs
 
 
 def _value_block(p: Plan, width: int) -> int:
@@ -106,7 +106,8 @@ def intra(w: Work, G: Tensor) -> list[Launch]:
     if not p.split:
         arguments["BK"] = min(WIDE_CHANNELS, power_of_two(p.K))
     maxnreg = INTRA_REGISTERS if p.bounded and p.split and p.K <= 128 else None
-    return [Launch(intra_kernel, (p.slots, p.HV), arguments, num_warps=4, maxnreg=maxnreg)]
+    num_warps = 4 if p.split else 2  # A and G have room for two warps of such products: more would repeat them
+    return [Launch(intra_kernel, (p.slots, p.HV), arguments, num_warps=num_warps, maxnreg=maxnreg)]
 
 
 def solver(w: Work, G: Tensor) -> Launch:
@@ -203,7 +204,7 @@ def _contract_block(p: Plan) -> tuple[int, int, int]:
     """BK, BV and warps of the contraction: not four warps, see :func:`ckda.ops.triton.tile.in_registers`."""
     if p.K > 64 and p.split:
         return 128, min(128, power_of_two(p.V)), 8
-    return min(32, power_of_two(p.K)), min(64 if p.split else 32, power_of_two(p.V)), 2
+    return min(32, power_of_two(p.K)), min(64 if p.split else WIDE_VALUES, power_of_two(p.V)), 2
 
 
 def _pair(w: Work, o: Tensor, do: Tensor, passed: Passed, out: dict[str, Any]) -> Launch:
@@ -218,7 +219,7 @@ def _pair(w: Work, o: Tensor, do: Tensor, passed: Passed, out: dict[str, Any]) -
         "TOKENS": p.B * p.T,
         "V": p.V,
         "NV": -(-p.V // _reverse_block(p)),
-        "BV": 64 if p.V > 64 else min(32, power_of_two(p.V)),
+        "BV": (64 if p.V > 64 else min(32, power_of_two(p.V))) if p.split else WIDE_VALUES,
         "BETA_RANGE": call.beta_range or 0,
         "HAS_BETA": call.beta is not None,
         "SPLIT": p.split,
@@ -253,7 +254,7 @@ def _gradient(w: Work, out: dict[str, Any]) -> Launch:
     arguments = _gate_arguments(w, ("q", "k", "beta") if p.bounded else ("beta",))
     for name in ("p_beta", "BETA_RANGE"):
         del arguments[name]
-    BK, num_warps = (64, 4 if p.split else 8) if p.K > 32 else (min(32, power_of_two(p.K)), 2)
+    BK, num_warps = (64, 4) if p.K > 32 else (min(32, power_of_two(p.K)), 2)
     arguments |= {"BK": BK, "SPLIT": p.split}
     arguments |= w.x.arguments(*KEYS, "rho", "norms", "end")
     used = ("p_D", "p_D_low", "p_dA", "p_dA_low", "p_scalars", "p_S_do", "p_S_dr", "p_dS_u", "p_through")
