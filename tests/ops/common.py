@@ -380,6 +380,51 @@ def assert_same_bits(results: Mapping[str, Tensor], exact: Mapping[str, Tensor])
     assert not different, f"these differ in bits: {different}"
 
 
+# Small numbers and bounded gates that forget as much as they can ------------------------------------------------------
+
+#: where in chunks of 32 tokens |alpha| is near e^-5; elsewhere it is near one
+HARSH: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "everywhere": lambda token, channel: token >= 0,
+    "in half of the channels": lambda token, channel: (token >= 0) & (channel % 2 == 0),
+    "in first halves or in second ones": lambda token, channel: token % 32 // 16 == channel % 2,
+    "in first halves": lambda token, channel: (token % 32 < 16) & (channel >= 0),
+    "in second halves": lambda token, channel: (token % 32 >= 16) & (channel >= 0),
+}
+
+
+def harsh(call: Call, where: str) -> Call:
+    """A call of a bounded gate without parameters whose gates are near e^-5 at some places and near one at the others."""
+    g = call["g"]
+    token, channel = torch.arange(g.shape[1], device=g.device), torch.arange(g.shape[3], device=g.device)
+    m_harsh = HARSH[where](token[:, None, None], channel)
+    near, far = (0.02 * g, 8.0 + 0.1 * g) if call["gate"] == "signed" else (9.0 + 0.1 * g, -8.0 + 0.1 * g)
+    return call | {"g": torch.where(m_harsh, near, far)}
+
+
+#: what values with the initial state, and the cotangents, are multiplied by
+SCALES = ((2.0**-20, 1.0), (1.0, 2.0**-20), (1.0, 2.0**-40), (2.0**-20, 2.0**-20), (2.0**8, 1.0), (1.0, 2.0**12))
+
+
+def check_scales(call: Call, backend: str, outputs: str, tolerance: float) -> None:
+    """By the 2x rule, and linear: all results of small or large values and cotangents are those of any others, scaled.
+
+    The operator is linear in values and initial state, and its gradients in the cotangents; powers of two change no digit.
+    """
+    draw = compare(call, backend, outputs)
+    check_kernels([draw], rule=False)
+    for values, cotangents in SCALES:
+        small = call | {name: call[name] * values for name in ("v", "initial_state") if name in call}
+
+        def scaled(call: Call, c: float = cotangents) -> tuple[Tensor, Tensor]:
+            o, state = complex_kda(**call, output_final_state=True, backend=backend)
+            return o * c, state * c
+
+        factors = {"dv": cotangents, "dinitial_state": cotangents}
+        found = run(small, scaled, outputs).items()
+        made = {name: x.double() / factors.get(name, cotangents * values) for name, x in found}
+        assert_close(made, {name: x.double() for name, x in draw.results.items()}, tolerance)
+
+
 # The recurrence, written out ------------------------------------------------------------------------------------------
 
 

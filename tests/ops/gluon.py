@@ -458,6 +458,8 @@ def _dot(a: Value, b: Value, acc: Value | None = None, input_precision: str | No
 def _inline_asm(text: str, constraints: str, args: list[Value], dtype: Dtype, is_pure: bool, pack: int) -> Value:
     if text.startswith("cvt.rn."):
         return args[0].to(dtype)
+    if text.startswith("rcp.approx"):
+        return 1.0 / args[0]
     assert text.startswith("lg2.approx")
     return Value(args[0].x.log2())
 

@@ -8,7 +8,19 @@ from typing import Any
 import pytest
 import torch
 
-from tests.ops.common import Comparison, assert_same_bits, check_kernels, compare, excesses, make_call, perturbed, run
+from tests.ops.common import (
+    HARSH,
+    Comparison,
+    assert_same_bits,
+    check_kernels,
+    check_scales,
+    compare,
+    excesses,
+    harsh,
+    make_call,
+    perturbed,
+    run,
+)
 from tests.ops.test_triton import _reflections
 
 pytest.importorskip("triton")
@@ -172,6 +184,17 @@ def test_what_follows_does_not_decide_by_which_way_a_row_goes(dtype: torch.dtype
     calm, broken = (run(_calm(settings, x), "triton-hopper", gradients=False)["o"] for x in ({}, {token: -200.0}))
     assert_same_bits({"o": calm[:, :token]}, {"o": broken[:, :token]})
     assert not torch.equal(calm[:, token:], broken[:, token:])
+
+
+@on_a_cpu
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("outputs", ["o", "s"])
+@pytest.mark.parametrize("where", HARSH)
+def test_small_numbers_keep_their_digits_where_bounded_gates_forget_most(where: str, outputs: str) -> None:
+    """Gradients of a loss that is a mean are some 2^-20, and values may be as small."""
+    for settings in ({}, {"gate": "sigmoid", "beta_range": None}):
+        call = _call({"T": 96, "K": 64, "V": 64, "initial": True} | settings)
+        check_scales(harsh(call, where), "triton-hopper", outputs, 2.0**-8)
 
 
 @on_a_cpu

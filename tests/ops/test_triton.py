@@ -23,8 +23,10 @@ from tests.ops.common import (
     assert_close,
     assert_same_bits,
     check_kernels,
+    check_scales,
     compare,
     excesses,
+    harsh,
     make_call,
     member,
     perturbed,
@@ -154,6 +156,27 @@ def test_small_gradients_beside_float16(monkeypatch: pytest.MonkeyPatch) -> None
     assert_same_bits(
         dict(zip(leaves, (x * 2.0**20 for x in small), strict=True)), dict(zip(leaves, whole, strict=True))
     )
+
+
+@in_interpreter
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(
+    ("settings", "where", "outputs"),
+    [
+        ({}, "everywhere", "o"),
+        ({"gate": "sigmoid", "beta_range": None}, "everywhere", "s"),
+        ({"separate": True}, "in half of the channels", "o"),
+        ({"HV": 2}, "in first halves or in second ones", "s"),
+    ],
+    ids=str,
+)
+def test_small_numbers_keep_their_digits_where_bounded_gates_forget_most(
+    settings: dict[str, Any], where: str, outputs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients of a loss that is a mean are some 2^-20, and values may be as small."""
+    _use("chunk", monkeypatch)
+    call = make_call(**{"B": 1, "T": 66, "H": 1, "K": 6, "V": 5, "dtype": torch.float32, "initial": True} | settings)
+    check_scales(harsh(call, where), "triton", outputs, 1e-5)
 
 
 def _mild(call: Call, weakest: float = 4.0) -> Call:

@@ -30,6 +30,8 @@ __all__ = [
     "learning_rate",
     "log_gate",
     "operand",
+    "power_of",
+    "reciprocal",
     "right_of_border",
     "signs_through",
     "sums_from",
@@ -43,6 +45,9 @@ EPS = tl.constexpr(0.006737946999085467)  # e^-5
 # log2 of alpha = 0: any difference to it is zero after exp2, and float64 keeps the rest
 ZERO_GATE = tl.constexpr(-1.0e5)
 NO_GATE = tl.constexpr(-6.0e4)  # a log|alpha| that every dtype has, of an alpha that is zero in all of them
+# What the start and the end of a chunk with bounded gates, which may be 2^-115, are multiplied by: states and their gradients are
+# kept 2^40 times as large, and those of 2^-40 do not underflow
+STATE_UNIT = tl.constexpr(2.0**20)
 # 1.5 * 2^23: a small float32 added to it is rounded to a whole number, which its last bits then hold
 ROUND = tl.constexpr(12582912.0)
 MULTIPLE = tl.constexpr(24576.0)  # 1.5 * 2^14, likewise: to a multiple of 2^-9
@@ -59,6 +64,14 @@ def chunk_place(i_chunk, p_starts, p_ends, T, NC, C: tl.constexpr, PACKED: tl.co
         begin = i_b * T + (i_chunk % NC) * C
         end = tl.minimum(begin + C, (i_b + 1) * T)
     return begin, end
+
+
+@triton.jit
+def power_of(b_largest):
+    """The power of two next below a float32, from 2^-60 to 2^60, and its inverse."""
+    b_some = tl.minimum(tl.maximum(b_largest, 2.0**-60), 2.0**60)
+    b_bits = b_some.to(tl.int32, bitcast=True) & 0x7F800000  # the exponent; that of 1.0, twice, is 0x7F000000
+    return b_bits.to(tl.float32, bitcast=True), (0x7F000000 - b_bits).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -81,6 +94,18 @@ def _log2(b_x):
     else:
         return tl.inline_asm_elementwise(
             "lg2.approx.ftz.f32 $0, $1;", "=f,f", [b_x], dtype=tl.float32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
+def reciprocal(b_x):
+    """1 / x to the last digit, where neither is near the ends of float32's range: what a division there takes is six
+    instructions, and this is one."""
+    if INTERPRETED:
+        return 1.0 / b_x
+    else:
+        return tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [b_x], dtype=tl.float32, is_pure=True, pack=1
         )
 
 
@@ -124,7 +149,7 @@ def log_gate(b_g, b_rate, b_bias, GATE: tl.constexpr, EXACT: tl.constexpr):
     elif GATE == "signed":
         b_u = b_rate * (b_g + b_bias)
         b_e = _exp_minus(b_u)
-        b_alpha = (1.0 - (1.0 - 2.0 * EPS) * b_e) / (1.0 + b_e)
+        b_alpha = (1.0 - (1.0 - 2.0 * EPS) * b_e) * reciprocal(1.0 + b_e)
         if EXACT:  # noqa: SIM108
             b_log = _log2_exact(b_alpha, -2.0 * (1.0 - EPS) * b_e / (1.0 + b_e))
         else:
@@ -133,7 +158,7 @@ def log_gate(b_g, b_rate, b_bias, GATE: tl.constexpr, EXACT: tl.constexpr):
     elif GATE == "sigmoid":
         b_u = b_rate * (b_g + b_bias)
         b_e = _exp_minus(b_u)
-        b_log = -5.0 * LOG2E * tl.where(b_u < 0, b_e, 1.0) / (1.0 + b_e)
+        b_log = -5.0 * LOG2E * tl.where(b_u < 0, b_e, 1.0) * reciprocal(1.0 + b_e)
         b_negative = b_u > float("inf")
     else:
         b_x = b_g + b_bias
@@ -182,19 +207,19 @@ def gate_gradient(b_dlog, b_g, b_rate, b_bias, GATE: tl.constexpr):
     elif GATE == "signed":
         b_u = b_rate * (b_g + b_bias)
         b_e = _exp_minus(b_u)
-        b_du = b_dlog * (2.0 * (1.0 - EPS) * b_e) / ((1.0 + b_e) * (1.0 - (1.0 - 2.0 * EPS) * b_e))
+        b_du = b_dlog * (2.0 * (1.0 - EPS) * b_e) * reciprocal((1.0 + b_e) * (1.0 - (1.0 - 2.0 * EPS) * b_e))
         b_du = tl.where(b_u == 0, 0.0, tl.where(b_u < 0, -b_du, b_du))
         b_dg, b_drate = b_du * b_rate, b_du * b_u
     elif GATE == "sigmoid":
         b_u = b_rate * (b_g + b_bias)
         b_e = _exp_minus(b_u)
-        b_du = -5.0 * b_dlog * b_e / ((1.0 + b_e) * (1.0 + b_e))
+        b_du = -5.0 * b_dlog * b_e * reciprocal((1.0 + b_e) * (1.0 + b_e))
         b_dg, b_drate = b_du * b_rate, b_du * b_u
     else:
         b_x = b_g + b_bias
         b_e = _exp_minus(b_x)
         b_softplus = tl.maximum(b_x, 0.0) + _log2_above(b_e) / LOG2E
-        b_dg = -b_dlog * b_rate * tl.where(b_x < 0, b_e, 1.0) / (1.0 + b_e)
+        b_dg = -b_dlog * b_rate * tl.where(b_x < 0, b_e, 1.0) * reciprocal(1.0 + b_e)
         b_drate = -b_dlog * b_rate * b_softplus
     return b_dg, b_drate
 
@@ -381,7 +406,7 @@ def bounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr, WIDE: 
     """All decays of a chunk by way of its middle, for gates of at least e^-5: (forward, back, start, end).
 
     With m the whole number next to log2|gamma_a|, a the middle token: forward, back [BK, C] are gamma_i / 2^m, 2^m / gamma_i, and
-    start, end [BK] are 2^m and Gamma / 2^m. So gamma_i = forward_i start and Gamma / gamma_i = back_i end, signs included.
+    start, end [BK] are 2^m and Gamma / 2^m, in units: gamma_i = forward_i start and Gamma / gamma_i = back_i end, signs included.
 
     m depends on tokens after i, but a power of two changes no digit: later tokens do not change earlier outputs, not even by
     rounding. Hence only the broken part of an exponent is raised, and the whole part added to the bits of the result.
@@ -402,7 +427,8 @@ def bounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr, WIDE: 
         b_shift = tl.where(b_broken == b_broken, b_shift, 0)
     b_forward = ((tl.exp2(b_broken).to(tl.int32, bitcast=True) + b_shift) ^ b_sign).to(tl.float32, bitcast=True)
     b_back = ((tl.exp2(-b_broken).to(tl.int32, bitcast=True) - b_shift) ^ b_sign).to(tl.float32, bitcast=True)
-    return b_forward, b_back, tl.exp2(b_middle - ROUND), at_token(b_forward, C - 1, C)
+    unit: tl.constexpr = STATE_UNIT if DOT != "fp16" else 1.0
+    return b_forward, b_back, tl.exp2(b_middle - ROUND) * unit, at_token(b_forward, C - 1, C) * unit
 
 
 @triton.jit

@@ -36,6 +36,7 @@ from ckda.ops.triton.hopper.tile import (
     across_border,
     by_pairs,
     by_rows,
+    by_warps,
     channel_tile,
     clear_behind,
     fetch_layout,
@@ -57,7 +58,7 @@ from ckda.ops.triton.hopper.tile import (
     store_spans,
     times,
 )
-from ckda.ops.triton.tile import finite_gate, gate_gradient, learning_rate, log_gate
+from ckda.ops.triton.tile import STATE_UNIT, finite_gate, gate_gradient, learning_rate, log_gate, power_of, reciprocal
 
 __all__ = ["hopper_gradient_kernel"]
 
@@ -73,13 +74,20 @@ QUERY, KEY, NUM_RAW = (gl.constexpr(i) for i in range(3))
 D, D_LOW, DA, DA_LOW, NUM_SQUARES = (gl.constexpr(i) for i in range(5))
 N, N_LOW = D, D_LOW
 ONWARD = gl.constexpr(0)  # where BOUNDED the only matrix by which logs are summed: from a token on
-# lines of a chunk: what is fetched of its tokens, the norms last, and sums over their values, pairs or channels
+# lines of a chunk: what is fetched of its tokens, the norms last; and what is found of them: what S dr, dq and dk are multiplied by
+# (ROW, Q_OUT, K_OUT), and sums over their values, pairs or channels
 RHO, Q_INVERSE, K_POWER, NORM2, SCALARS = (gl.constexpr(i) for i in range(5))
 NORMS = gl.constexpr(3)
-DIAGONAL, Q_DQ, K_DK, DU_Y, REACH, SUMS = (gl.constexpr(i) for i in range(6))
+DIAGONAL, ROW, Q_DQ, K_DK, Q_OUT, K_OUT, DU_Y, REACH, SUMS = (gl.constexpr(i) for i in range(9))
 CHUNKS = gl.constexpr(2)  # whose scalars are held: this one's and the next one's
 # the gradients on their way out
 DQ, DK, DG, OUTPUTS = (gl.constexpr(i) for i in range(4))
+
+
+@gluon.constexpr_function
+def _part(scaled):
+    """What states, and their gradients, were multiplied by, inverted."""
+    return 1.0 / (STATE_UNIT.value * STATE_UNIT.value) if scaled else 1.0
 
 
 @gluon.jit
@@ -206,10 +214,11 @@ def _fetch(
 
 @gluon.jit
 def _bounded_channels(
-    b_dq, b_drow, b_dk, b_through, b_rho, b_end, s_channels, s_squares, s_M, BK: gl.constexpr, C: gl.constexpr, CALM: gl.constexpr
+    b_dq, b_drow, b_dk, b_through, b_rho, b_end, part, s_channels, s_squares, s_M,
+    BK: gl.constexpr, C: gl.constexpr, CALM: gl.constexpr,
 ):  # fmt: skip
     """dq and dk, as rows and as columns, but for the diagonal pairs, the gates' gradient (begun), what reaches the end, q and k;
-    from decayed tiles. b_dq, b_drow, b_dk are S do, - S dr, dS u. In a calm chunk k_back reaches to its end, Gamma = b_end.
+    from decayed tiles. b_dq, b_drow, b_dk are S do / part, - S dr, dS u. In a calm chunk k_back reaches to its end, Gamma = b_end.
     """
     P: gl.constexpr = product(BK, C)
     L: gl.constexpr = left_operand(BK, C)
@@ -240,7 +249,7 @@ def _bounded_channels(
         b_kb_low *= b_inverse_end
     b_drow -= b_row_D
     b_dk += b_qf_dA
-    b_dq += b_kb_dA
+    b_dq = b_dq * part + b_kb_dA
     b_query = gl.convert_layout(b_qf, P).to(gl.float32)
     b_dlog = gl.convert_layout(b_kf, P).to(gl.float32) * b_drow + b_key_rho.to(gl.float32) * b_column
     b_dlog = b_dlog - b_key * b_dk + b_query * b_dq
@@ -248,7 +257,7 @@ def _bounded_channels(
     b_dk -= b_rho * b_column
     b_dq += b_kb_low
     b_forward = s_channels.index(SLOT_FORWARD).permute((1, 0)).load(P).to(gl.float32)
-    b_back = 1.0 / b_forward
+    b_back = reciprocal(b_forward)
     return (
         b_dq * b_forward,
         b_drow * b_forward,
@@ -415,6 +424,8 @@ def _run(
     """The warps that compute."""
     NV: gl.constexpr = (V + BV - 1) // BV
     CALM: gl.constexpr = LEAST > 0
+    SCALED: gl.constexpr = BOUNDED and not CALM
+    PART: gl.constexpr = _part(SCALED)
     FULL: gl.constexpr = PLACES == "whole" or WHICH == "full"
     ENDS: gl.constexpr = "whole" if FULL else PLACES
     DT: gl.constexpr = s_out.dtype
@@ -502,12 +513,19 @@ def _run(
         b_rho = s_scalars.index(phase * SCALARS + RHO).load(gl.SliceLayout(0, Q))[None, :]
         b_length = gl.sqrt(s_scalars.index(phase * SCALARS + NORM2).load(gl.SliceLayout(1, Q)))
         m_lower = b_from > b_to
-        b_D = gl.where(m_lower, b_D / b_length[:, None], 0.0)
+        b_D = gl.where(m_lower, b_D * reciprocal(b_length)[:, None], 0.0)
+        b_dA_rho = gl.where(m_lower, b_dA * b_rho, 0.0)
         if BETA_RANGE == 0 and not ERASE:  # du . y but for the state's part, less what G has of it
             o_A = ((chunk * C + b_from).to(gl.int64) * HV + i_hv) * C + b_to
             b_du_y = gl.load(p_A + o_A).to(gl.float32) * b_dA - gl.load(p_G + o_A) * b_D
             s_sums.index(DU_Y).store(gl.sum(b_du_y, 0))
-        _store_squares(b_D, gl.where(m_lower, b_dA * b_rho, 0.0), b_rho, s_squares, Q, C, LEVELS, BOUNDED)
+        unit, inverse = 1.0, 1.0  # what else comes out small is found in units of the largest of D and dA
+        if SCALED:
+            b_each = gl.convert_layout(gl.maximum(gl.abs(b_D), gl.abs(b_dA_rho)), by_warps(C, BK))
+            unit, inverse = power_of(gl.max(gl.max(b_each, 1), 0))
+            b_D, b_dA_rho = b_D * inverse, b_dA_rho * inverse
+        part = inverse * PART
+        _store_squares(b_D, b_dA_rho, b_rho, s_squares, Q, C, LEVELS, BOUNDED)
 
         # of tokens with themselves
         b_diagonal, b_y_dv, b_v_dv, b_q_dq = _token_sums(s_values, R)
@@ -515,10 +533,16 @@ def _run(
             b_diagonal, b_y_dv = b_diagonal + b_diagonal_before, b_y_dv + b_y_dv_before
             b_v_dv, b_q_dq = b_v_dv + b_v_dv_before, b_q_dq + b_q_dq_before
         b_norm2 = s_scalars.index(phase * SCALARS + NORM2).load(by_row)
-        b_y_dv = b_y_dv / gl.sqrt(b_norm2)
-        s_sums.index(DIAGONAL).store(b_diagonal * s_scalars.index(phase * SCALARS + RHO).load(by_row))
-        s_sums.index(Q_DQ).store(b_q_dq)
-        s_sums.index(K_DK).store((2.0 * b_y_dv - b_v_dv) / b_norm2)
+        b_inverse_length = reciprocal(gl.sqrt(b_norm2))
+        b_y_dv *= b_inverse_length
+        s_sums.index(DIAGONAL).store(b_diagonal * inverse * s_scalars.index(phase * SCALARS + RHO).load(by_row))
+        s_sums.index(ROW).store(b_inverse_length * -part)
+        s_sums.index(K_DK).store((2.0 * b_y_dv - b_v_dv) * inverse / b_norm2)
+        if NORMALIZE:
+            unscale = gl.where(scale == 0, 0.0, 1.0 / scale)
+            s_sums.index(Q_DQ).store(b_q_dq * (inverse * unscale * unscale))
+            s_sums.index(Q_OUT).store(s_scalars.index(phase * SCALARS + Q_INVERSE).load(by_row) * (scale * unit))
+            s_sums.index(K_OUT).store(s_scalars.index(phase * SCALARS + K_POWER).load(by_row) * unit)
         if BETA_RANGE > 0:
             b_dbeta = b_y_dv * learning_rate(-b_beta, 1)
             m_beta = b_row < num
@@ -531,18 +555,31 @@ def _run(
         gl.thread_barrier()  # what was written is there, the values are used up, the last chunk's gradients have left
         mbarrier.arrive(free.index(VALUES), count=USED_ARRIVE)
         b_rho = s_scalars.index(phase * SCALARS + RHO).load(by_token)[None, :]
-        b_drow *= (-1.0 / gl.sqrt(s_scalars.index(phase * SCALARS + NORM2).load(by_token)))[None, :]
+        b_drow *= s_sums.index(ROW).load(by_token)[None, :]
 
         # along the channels
         mbarrier.wait(ready.index(CHANNELS), phase)
         if BOUNDED:
             if BETA_RANGE == 0 and not ERASE:
-                b_reach = gl.sum(s_channels.index(SLOT_K_BACK).permute((1, 0)).load(P).to(gl.float32) * b_dk, 0)
+                b_reach = gl.sum(s_channels.index(SLOT_K_BACK).permute((1, 0)).load(P).to(gl.float32) * b_dk, 0) * PART
             b_end = None
             if CALM:
                 b_end = gl.load(p_end + gl.cast(item, gl.int64) * BK + b_channel)
+            b_through *= PART * part
             b_dq, b_drow, b_dk, b_dlog, b_through, b_q, b_k = _bounded_channels(
-                b_dq, b_drow, b_dk * b_rho, b_through, b_rho, b_end, s_channels, s_squares, s_M, BK, C, CALM
+                b_dq,
+                b_drow,
+                b_dk * (b_rho * part),
+                b_through,
+                b_rho,
+                b_end,
+                part,
+                s_channels,
+                s_squares,
+                s_M,
+                BK,
+                C,
+                CALM,
             )
         else:
             b_inverse, b_power = (
@@ -601,7 +638,7 @@ def _run(
             o_erase = (gl.cast(begin, gl.int64) * HV + i_hv) * K + column
             p_tile = p_derase + o_erase + (b_token * (HV * K) + b_channel[:, None])
             m_erase = (b_token < num) & (b_channel[:, None] < K)
-            gl.store(p_tile, (b_k * b_drow).to(p_derase.dtype.element_ty), mask=m_erase)
+            gl.store(p_tile, (b_k * b_drow * unit).to(p_derase.dtype.element_ty), mask=m_erase)
             b_dk += b_erase * b_drow
         elif BOUNDED:
             b_dk += b_drow
@@ -609,15 +646,12 @@ def _run(
         b_dq += b_diagonal * b_k
         b_dk += b_diagonal * b_q
         if NORMALIZE:
-            unscale = gl.where(scale == 0, 0.0, 1.0 / scale)
-            b_inverse = s_scalars.index(phase * SCALARS + Q_INVERSE).load(by_token) * scale
-            b_dq = (b_dq - b_q * (s_sums.index(Q_DQ).load(by_token) * (unscale * unscale))[None, :]) * b_inverse[
-                None, :
-            ]
-            b_power = s_scalars.index(phase * SCALARS + K_POWER).load(by_token)
-            b_dk = (b_dk - b_k * s_sums.index(K_DK).load(by_token)[None, :]) * b_power[None, :]
+            b_dq -= b_q * s_sums.index(Q_DQ).load(by_token)[None, :]
+            b_dq *= s_sums.index(Q_OUT).load(by_token)[None, :]
+            b_dk -= b_k * s_sums.index(K_DK).load(by_token)[None, :]
+            b_dk *= s_sums.index(K_OUT).load(by_token)[None, :]
         else:
-            b_dq *= scale
+            b_dq, b_dk = b_dq * (scale * unit), b_dk * unit
         if SIGNED != "no" and not BOUNDED:
             b_dq, b_dk = b_dq * b_sign.to(gl.float32), b_dk * b_sign.to(gl.float32)
         s_out.index(DQ).permute((1, 0)).store(rounded(b_dq, DT))
@@ -625,7 +659,7 @@ def _run(
 
         # the gate, read once more: it would take registers all the while
         b_g = finite_gate(s_g.permute((1, 0)).load(P).to(gl.float32), GATE)
-        b_dlog = warpgroup_mma_wait(0, deps=[b_dlog]) + b_through[:, None]
+        b_dlog = warpgroup_mma_wait(0, deps=[b_dlog]) * unit + (b_through * unit)[:, None]
         if not BOUNDED:
             b_dlog += b_own
         b_dg, b_dlog_rate = gate_gradient(b_dlog, b_g, b_rate, b_bias, GATE)

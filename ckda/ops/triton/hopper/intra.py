@@ -52,7 +52,7 @@ from ckda.ops.triton.hopper.tile import (
     store_spans,
     times,
 )
-from ckda.ops.triton.tile import ROUND, finite_gate, learning_rate, log_gate
+from ckda.ops.triton.tile import ROUND, STATE_UNIT, finite_gate, learning_rate, log_gate
 
 __all__ = ["hopper_intra_kernel"]
 
@@ -121,8 +121,8 @@ def _bounded_tiles(b_q, b_k, b_erase, b_cum, b_count, s_out, p_start, p_end, o_s
     b_shift = (b_round.to(gl.int32, bitcast=True) - b_middle.to(gl.int32, bitcast=True)[:, None]) << 23
     b_forward = ((gl.exp2(b_broken).to(gl.int32, bitcast=True) + b_shift) ^ b_sign).to(gl.float32, bitcast=True)
     b_back = ((gl.exp2(-b_broken).to(gl.int32, bitcast=True) - b_shift) ^ b_sign).to(gl.float32, bitcast=True)
-    gl.store(p_start + o_slot, gl.exp2(b_middle - ROUND))
-    gl.store(p_end + o_slot, gl.sum(gl.where(b_token == C - 1, b_forward, 0.0), 1))
+    gl.store(p_start + o_slot, gl.exp2(b_middle - ROUND) * STATE_UNIT)
+    gl.store(p_end + o_slot, gl.sum(gl.where(b_token == C - 1, b_forward, 0.0), 1) * STATE_UNIT)
     s_out.index(FORWARD).permute((1, 0)).store(rounded(b_forward, s_out.dtype))
     s_out.index(Q_FORWARD).permute((1, 0)).store(rounded(b_q.to(gl.float32) * b_forward, s_out.dtype))
     s_out.index(K_FORWARD).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_erase * b_forward, s_out.dtype))
@@ -412,7 +412,7 @@ def hopper_intra_kernel(
     p_G,  # out float32 [ROWS, HV, C]
     p_rho,  # out float32 [ROWS, HV]
     p_norms,  # out float32 [3, ROWS, HV]
-    p_start,  # out float32 [num_chunks, HV, BK]
+    p_start,  # out float32 [num_chunks, HV, BK], where BOUNDED in units, as the next
     p_end,  # out float32 [num_chunks, HV, BK]
     p_calm,  # int32 [num_chunks, HV], where not BOUNDED: whether a chunk begins calm; out: how many of its rows are calm
     num_chunks,

@@ -57,6 +57,7 @@ from ckda.ops.triton.hopper.tile import (
     send_tile,
     times,
 )
+from ckda.ops.triton.tile import STATE_UNIT
 
 __all__ = ["hopper_reverse_kernel", "hopper_state_kernel"]
 
@@ -69,6 +70,12 @@ DECAY, NEXT, DECAYS = (gl.constexpr(i) for i in range(3))
 TURNS, HALVES_TOLD = gl.constexpr(2), gl.constexpr(2)
 HALF_WARPS = gl.constexpr(VALUE_COLUMNS // WARP_ROWS)
 HALF_REGISTERS = gl.constexpr(240)  # a thread of the second half's warps; the first half's get as many
+
+
+@gluon.constexpr_function
+def _unit(bounded):
+    """What starts and ends are multiplied by: the loops carry states times its square."""
+    return STATE_UNIT.value if bounded else 1.0
 
 
 @gluon.jit
@@ -248,6 +255,8 @@ def _run_states(
     STORE_O: gl.constexpr = OUTPUTS and half == 0
     STORE_Y: gl.constexpr = OUTPUTS and half == HALVES - 1
     PENDING: gl.constexpr = 2 if STORE_Y else 0  # tiles on their way, of y, when the state has left
+    UNIT: gl.constexpr = _unit(BOUNDED)
+    PART: gl.constexpr = 1.0 / (UNIT * UNIT)
     by_token: gl.constexpr = gl.SliceLayout(0, product(BV, C))
     by_channel: gl.constexpr = gl.SliceLayout(0, product(BV, BK))
     o_state, m_state, b_value, b_channel = _state_offsets(i_v, i_hv, i_n, half, HV, K, BK, V)
@@ -259,7 +268,7 @@ def _run_states(
     if BOUNDED:  # the loop carries S*
         m_some = b_channel < gl.where(num > 0, BK * HALVES, 0)
         o_first = (first.to(gl.int64) * HV + i_hv) * (BK * HALVES)
-        b_S *= gl.load(p_start + o_first + b_channel, mask=m_some, other=1.0)[None, :]
+        b_S *= (gl.load(p_start + o_first + b_channel, mask=m_some, other=1.0 / UNIT) * UNIT)[None, :]
     for step in range(num):
         slot = step % STAGES
         row = (first + step) * C
@@ -291,7 +300,7 @@ def _run_states(
         if HALVES > 1:
             _hand_over(b_r, s_r, told, step, half)
             b_r = _with_other_half(b_r, s_r, told, step, half)
-        b_r = -b_r
+        b_r *= -PART
         if VALUES:
             b_r += b_v * b_length[None, :]
             if PLACES != "whole":  # what lies behind the sequence is another one's
@@ -324,12 +333,13 @@ def _run_states(
         b_end = _half(s_decays, slot * DECAYS + DECAY, half, HALVES).load(by_channel)
         b_next = b_end
         if BOUNDED:
-            b_next = gl.where(step + 1 < num, _half(s_decays, slot * DECAYS + NEXT, half, HALVES).load(by_channel), 1.0)
+            b_next = _half(s_decays, slot * DECAYS + NEXT, half, HALVES).load(by_channel)
+            b_next = gl.where(step + 1 < num, b_next, 1.0 / UNIT)
         if STORE_O:
             b_Au = warpgroup_mma_wait(0, deps=[b_Au])
-            b_o += b_Au
             if HALVES > 1:
                 b_o += s_qS.index(step % TURNS).load(product(BV, C))
+            b_o = b_o * PART + b_Au
             s_o.permute((1, 0)).store(rounded(b_o, DT))
             if PLACES != "whole":  # noqa: SIM102
                 if left < C:
@@ -343,7 +353,7 @@ def _run_states(
         if STORE_O:
             _send(t_o, s_o, i_hv, token, i_v, left, V, C, PLACES)
         if BOUNDED:  # noqa: SIM108
-            b_S = (b_S + b_added) * b_end[None, :] * b_next[None, :]
+            b_S = (b_S * PART + b_added) * b_end[None, :] * b_next[None, :]
         else:
             b_S = b_S * b_end[None, :] + b_added
     if OUTPUTS:
@@ -482,14 +492,16 @@ def _run_gradients(
     by_token: gl.constexpr = gl.SliceLayout(0, product(BV, C))
     by_channel: gl.constexpr = gl.SliceLayout(0, product(BV, BK))
     STORE_DV: gl.constexpr = half == 0 and not SUMMARY
+    UNIT: gl.constexpr = _unit(BOUNDED)
+    PART: gl.constexpr = 1.0 / (UNIT * UNIT)
     o_state, m_state, _, b_channel = _state_offsets(i_v, i_hv, i_n, half, HV, K, BK, V)
     b_dS = gl.zeros([BV, BK], gl.float32, product(BV, BK))
     if HAS_FINAL:
         b_dS += gl.load(p_dfinal + o_state, mask=m_state, other=0.0)
-    if BOUNDED:  # the loop carries Gamma / gamma_a dS
+    if BOUNDED:  # the loop carries Gamma / gamma_a dS, in units as the states
         m_some = b_channel < gl.where(num > 0, BK * HALVES, 0)
         o_last = ((first + num - 1).to(gl.int64) * HV + i_hv) * (BK * HALVES)
-        b_dS *= gl.load(p_end + o_last + b_channel, mask=m_some, other=1.0)[None, :]
+        b_dS *= (gl.load(p_end + o_last + b_channel, mask=m_some, other=1.0 / UNIT) * UNIT)[None, :]
     for step in range(num):
         slot, chunk = step % STAGES, first + num - 1 - step
         token, left = begin + (num - 1 - step) * C, length - (num - 1 - step) * C
@@ -516,10 +528,12 @@ def _run_gradients(
         if HALVES > 1:
             _hand_over(b_du, s_du, told, step, half)
             b_du = _with_other_half(b_du, s_du, told, step, half)
-        b_du = (b_Ado + b_du) * b_rho[None, :]
+        b_du = (b_Ado + b_du * PART) * b_rho[None, :]
         b_dr = _times_solver(b_du, s_solver.index(slot), s_solver_low.index(slot), s_solver_rest.index(slot), C)
         b_added = warpgroup_mma_wait(4, deps=[b_added])
-        if not BOUNDED:
+        if BOUNDED:
+            b_dS *= PART
+        else:
             b_dS *= _half(s_decays, slot * DECAYS + DECAY, half, HALVES).load(by_channel)[None, :]
         b_dS += b_added
         b_dr = warpgroup_mma_wait(0, deps=[b_dr])
@@ -539,7 +553,8 @@ def _run_gradients(
             tma.store_wait(0)
         if BOUNDED:
             b_decay = _half(s_decays, slot * DECAYS + DECAY, half, HALVES).load(by_channel)
-            b_next = gl.where(step + 1 < num, _half(s_decays, slot * DECAYS + NEXT, half, HALVES).load(by_channel), 1.0)
+            b_next = _half(s_decays, slot * DECAYS + NEXT, half, HALVES).load(by_channel)
+            b_next = gl.where(step + 1 < num, b_next, 1.0 / UNIT)
         b_taken = warpgroup_mma_wait(0, deps=[b_taken])
         gl.thread_barrier()  # all are done with this chunk's tiles, dv is written, and dS has left
         mbarrier.arrive(free.index(slot), count=USED_ARRIVE)

@@ -42,6 +42,7 @@ __all__ = [
     "block_decays",
     "by_pairs",
     "by_rows",
+    "by_warps",
     "calm_range",
     "channel_tile",
     "chunk_place",
@@ -122,6 +123,12 @@ def by_pairs(BK):
 def by_rows(BK, V):
     """The layout of a tile [C, V] whose rows are summed: every row within a warp."""
     return gl.BlockedLayout([1, V * 16 // BK], [512 // BK, BK // 16], [BK // WARP_ROWS, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def by_warps(C, BK):
+    """The layout of a product [C, C] that every warp has all of."""
+    return gl.BlockedLayout([1, C], [32, 1], [BK // WARP_ROWS, 1], [1, 0])
 
 
 @gluon.constexpr_function

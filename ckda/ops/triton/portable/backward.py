@@ -25,6 +25,7 @@ import triton.language as tl
 
 from ckda.ops.triton.portable.forward import chunk_gate, head_gate, sequence_place, state_place
 from ckda.ops.triton.tile import (
+    STATE_UNIT,
     across_border,
     at_token,
     border_decay,
@@ -38,6 +39,7 @@ from ckda.ops.triton.tile import (
     in_registers,
     learning_rate,
     operand,
+    power_of,
     right_of_border,
     signs_through,
     sums_from,
@@ -67,7 +69,7 @@ def reverse_kernel(
     p_first,
     p_dv,  # out [B * T, HV, V]
     p_duy,  # out float32 [B * T, HV, NV] du . y over each block of values, where STORE_DUY
-    p_dstates,  # out [B * NC, HV, V, K] Gamma / gamma_a times that of the state after each chunk
+    p_dstates,  # out [B * NC, HV, V, K] Gamma / gamma_a times that of the state after each chunk, in units twice
     p_dinitial,  # out float32 [N, HV, K, V], where STORE_INITIAL
     T,
     NC,
@@ -110,8 +112,10 @@ def reverse_kernel(
     b_square_offset = b_line[:, None] * C + b_index[None, :]
     b_slot_offset = b_channel[None, :] + b_value[:, None] * K
     o_decay = ((first + num - 1) * HV + i_hv) * K + b_channel
+    unit: tl.constexpr = STATE_UNIT if BOUNDED and DOT != "fp16" else 1.0
+    part: tl.constexpr = 1.0 / (unit * unit)
     if BOUNDED:  # the loop carries Gamma / gamma_a dS
-        b_dS *= tl.load(p_end + o_decay, mask=m_channel & (num > 0), other=1.0)[None, :]
+        b_dS *= (tl.load(p_end + o_decay, mask=m_channel & (num > 0), other=1.0 / unit) * unit)[None, :]
     for step in range(num):
         c = num - 1 - step
         line = (begin + c * C) * HV + i_hv
@@ -137,9 +141,9 @@ def reverse_kernel(
         b_next = b_decay
         if BOUNDED:
             # the end of the chunk before, loaded ahead of its use. It is no factor of b_decay: the product of both might underflow.
-            b_next = tl.load(p_end + o_decay, mask=m_channel & (c > 0), other=1.0)
+            b_next = tl.load(p_end + o_decay, mask=m_channel & (c > 0), other=1.0 / unit)
         b_norm2 = tl.load(p_norm2 + line + b_line, mask=m_token, other=1.0)
-        b_du = dot(b_do, b_A, DOT) + dot_left_split(b_dS, tl.trans(b_k_back), DOT)
+        b_du = dot(b_do, b_A, DOT) + dot_left_split(b_dS, tl.trans(b_k_back), DOT) * part
         b_dr = dot_split(b_du * b_rho[None, :], b_solver, b_solver_low, b_solver_rest, DOT)
         if not SUMMARY:
             o_slot = ((first + c) * HV + i_hv) * (K * V)
@@ -148,7 +152,9 @@ def reverse_kernel(
             if STORE_DUY:
                 b_y = tl.load(p_y + o_value + b_value_offset, mask=m_out, other=0.0).to(tl.float32)
                 tl.store(p_duy + line * NV + b_line * NV + i_v, tl.sum(b_du * b_y, 0), mask=m_token)
-        if not BOUNDED:
+        if BOUNDED:
+            b_dS *= part
+        else:
             b_dS *= b_decay[None, :]
         b_dS += dot(b_do, b_q_forward, DOT) - dot_left_split(b_dr, b_k_forward, DOT)
         if BOUNDED:
@@ -244,7 +250,7 @@ def pair_kernel(
     p_D_low,  # out [B * T, HV, C] what its rounding left, where SPLIT
     p_dA,  # out [B * T, HV, C] strictly lower
     p_dA_low,  # out [B * T, HV, C] what its rounding left, where SPLIT
-    p_scalars,  # out float32 [3, B * T, HV] dA_ii, q . dq, k . dk / |k|^2
+    p_scalars,  # out float32 [4, B * T, HV] dA_ii, q . dq, k . dk / |k|^2, and what D and dA are divided by
     p_dbeta,  # out [B * T, HV]
     T,
     NC,
@@ -256,11 +262,13 @@ def pair_kernel(
     C: tl.constexpr,
     BETA_RANGE: tl.constexpr,
     HAS_BETA: tl.constexpr,
+    BOUNDED: tl.constexpr,
     SPLIT: tl.constexpr,
     DOT: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """The products of a chunk's tokens over the values, and dbeta.
+    """The products of a chunk's tokens over the values, and dbeta. Where BOUNDED D and dA are left in units of the largest of them,
+    a power of two: small ones would underflow where they meet factors of 2^-115.
 
     beta dbeta = dr . y, and the gradient of a logit is (1 - beta / BETA_RANGE) times that; a given beta may be zero: the longer way
     then, whose terms cancel where keys repeat.
@@ -307,6 +315,10 @@ def pair_kernel(
     b_length = tl.sqrt(b_norm2)
     b_D = tl.where(m_lower, b_D / b_length[:, None], 0.0)
     b_dA = tl.where(m_lower, b_dA * b_rho[None, :], 0.0)
+    unit, inverse = 1.0, 1.0
+    if BOUNDED and DOT != "fp16":
+        unit, inverse = power_of(tl.max(tl.max(tl.maximum(tl.abs(b_D), tl.abs(b_dA)), 1), 0))
+    b_N, b_D, b_dA = b_D, b_D * inverse, b_dA * inverse
     b_D_high = operand(b_D, DOT)
     tl.store(p_D + line * C + o_square, b_D_high, mask=m_token[:, None])
     b_dA_high = operand(b_dA, DOT)
@@ -319,12 +331,13 @@ def pair_kernel(
     tl.store(p_scalars + line + b_line, b_diagonal * b_rho, mask=m_token)
     tl.store(p_scalars + num_lines + line + b_line, b_q_dq, mask=m_token)
     tl.store(p_scalars + 2 * num_lines + line + b_line, (2.0 * b_y_dv / b_length - b_v_dv) / b_norm2, mask=m_token)
+    tl.store(p_scalars + 3 * num_lines + line + b_line, tl.zeros_like(b_norm2) + unit, mask=m_token)
 
     if BETA_RANGE > 0:
         b_beta = tl.load(p_beta + line + b_line, mask=m_token, other=0.0).to(tl.float32)
         tl.store(p_dbeta + line + b_line, b_y_dv / b_length * learning_rate(-b_beta, 1), mask=m_token)
     elif HAS_BETA:
-        b_dbeta = -tl.sum(b_D * tl.load(p_G + line * C + o_square, mask=m_token[:, None], other=0.0), 0)
+        b_dbeta = -tl.sum(b_N * tl.load(p_G + line * C + o_square, mask=m_token[:, None], other=0.0), 0)
         for i in tl.static_range(NV):
             b_dbeta += tl.load(p_duy + line * NV + b_line * NV + i, mask=m_token, other=0.0)
         b_some = tl.abs(b_rho) > 1e-12
@@ -349,7 +362,7 @@ def contract_kernel(
     p_dv,  # [B * T, HV, V] |k| dr
     p_states,  # [B * NC, HV, V, K]
     p_dstates,  # [B * NC, HV, V, K]
-    p_S_do,  # out [B * T, HV, K] S do
+    p_S_do,  # out [B * T, HV, K] S do, the states as they were left, in units
     p_S_dr,  # out [B * T, HV, K] - S dr
     p_dS_u,  # out [B * T, HV, K] dS u
     p_through,  # out float32 [B * NC, HV, K] the diagonal of S dS
@@ -426,7 +439,7 @@ def gradient_kernel(
     p_D_low,  # [B * T, HV, C] what its rounding left, where SPLIT
     p_dA,  # [B * T, HV, C]
     p_dA_low,  # [B * T, HV, C] what its rounding left, where SPLIT
-    p_scalars,  # [3, B * T, HV] dA_ii, q . dq, k . dk / |k|^2
+    p_scalars,  # [4, B * T, HV] dA_ii, q . dq, k . dk / |k|^2, and what D and dA are divided by
     p_S_do,  # [B * T, HV, K] by `contract_kernel`; may be p_dq
     p_S_dr,  # may be p_dk
     p_dS_u,  # may be p_dg
@@ -495,6 +508,7 @@ def gradient_kernel(
     b_diagonal = tl.load(p_scalars + line + b_line, mask=m_token, other=0.0)
     b_q_dq = tl.load(p_scalars + num_lines + line + b_line, mask=m_token, other=0.0)
     b_k_dk = tl.load(p_scalars + 2 * num_lines + line + b_line, mask=m_token, other=0.0)
+    unit = tl.load(p_scalars + 3 * num_lines + line, mask=begin < end, other=1.0)
     b_inverse = tl.load(p_norms + line + b_line, mask=m_token, other=0.0)
     b_power = tl.load(p_norms + num_lines + line + b_line, mask=m_token, other=0.0)
     if BOUNDED:
@@ -516,6 +530,12 @@ def gradient_kernel(
     b_drow = widened(in_registers(b_drow, m_tile), C, DOT)
     b_dk = widened(in_registers(b_dk, m_tile), C, DOT)
     b_g = widened(in_registers(finite_gate(b_g, GATE), m_tile), C, DOT)
+    # all that is found of pairs is in units of D and dA, and what else there is too, until the end
+    inverse = 1.0 / unit
+    b_diagonal, b_q_dq, b_k_dk = b_diagonal * inverse, b_q_dq * inverse, b_k_dk * inverse
+    part: tl.constexpr = 1.0 / (STATE_UNIT * STATE_UNIT) if BOUNDED and DOT != "fp16" else 1.0
+    b_dq, b_drow, b_dk = b_dq * (part * inverse), b_drow * (part * inverse), b_dk * (part * inverse)
+    b_through *= part * (part * inverse)
     if not BOUNDED:
         if NORMALIZE:
             b_q *= b_inverse[None, :]
@@ -560,7 +580,7 @@ def gradient_kernel(
         b_through = b_through * tl.load(p_end + o_slot * K + b_channel, mask=m_channel, other=0.0) + b_reach
 
     # the gate
-    b_dlog = sums_from(b_dlog, C, DOT) + b_through[:, None]
+    b_dlog = (sums_from(b_dlog, C, DOT) + b_through[:, None]) * unit
     b_dg, b_dlog_rate = gate_gradient(b_dlog, b_g, b_rate, b_bias, GATE)
     tl.store(p_dg + line * K + o_g, b_dg, mask=m_tile)
     if HAS_A_LOG:
@@ -577,7 +597,7 @@ def gradient_kernel(
         b_drow *= b_forward
         b_dk *= b_back
     if ERASE:
-        tl.store(p_derase + line * K + o_g, b_k * b_drow, mask=m_tile)
+        tl.store(p_derase + line * K + o_g, b_k * b_drow * unit, mask=m_tile)
     b_dk += b_erase * b_drow
     b_dk += b_diagonal[None, :] * b_q
     b_dq += b_diagonal[None, :] * b_k
@@ -587,8 +607,8 @@ def gradient_kernel(
         b_dk = (b_dk - b_k * b_k_dk[None, :]) * b_power[None, :]
     else:
         b_dq *= scale
-    tl.store(p_dq + line * K + o_g, b_dq, mask=m_tile)
-    tl.store(p_dk + line * K + o_g, b_dk, mask=m_tile)
+    tl.store(p_dq + line * K + o_g, b_dq * unit, mask=m_tile)
+    tl.store(p_dk + line * K + o_g, b_dk * unit, mask=m_tile)
 
 
 @triton.jit

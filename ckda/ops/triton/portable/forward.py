@@ -19,6 +19,9 @@ factors gamma_i / gamma_a and gamma_a / gamma_j bounded gates (at most e^5 a ste
 
     S* = gamma_a S,    r = |k| v - (k * gamma / gamma_a) S*,    S' = Gamma / gamma_a (S* + (k * gamma_a / gamma)^T u).
 
+gamma_a and Gamma / gamma_a may be 2^-115, and a small S times that would underflow before it meets a factor of 2^115. So both are
+kept in units, times STATE_UNIT, and S* (backwards Gamma / gamma_a dS) is held times its square.
+
 Gates without a bound (BOUNDED = False) would overflow so. There every pair goes by the border between its two tokens where these
 first part ways, in halves of 32, 16, 8, 4 or 2 tokens: both factors are at most one, and the pairs of one level are one product of
 matrices. No factor depends on a token after i. The state is taken at the chunk's start, gamma_a = 1.
@@ -28,6 +31,7 @@ import triton
 import triton.language as tl
 
 from ckda.ops.triton.tile import (
+    STATE_UNIT,
     across_border,
     at_token,
     border_decay,
@@ -322,8 +326,8 @@ def intra_kernel(
     p_rho,  # out float32 [B * T, HV]
     p_norms,  # out float32 [3, B * T, HV] 1/|q|, the power of two in the key, |k|^2 of the key as used
     p_forward,  # out [B * T, HV, K] gamma / gamma_a, where BOUNDED
-    p_start,  # out float32 [B * NC, HV, K] gamma_a; 1 where not BOUNDED
-    p_end,  # out float32 [B * NC, HV, K] Gamma / gamma_a; Gamma where not BOUNDED
+    p_start,  # out float32 [B * NC, HV, K] gamma_a in units; 1 where not BOUNDED
+    p_end,  # out float32 [B * NC, HV, K] Gamma / gamma_a in units; Gamma where not BOUNDED
     T,
     NC,
     TOKENS,  # B * T
@@ -474,7 +478,7 @@ def state_kernel(
     p_o,  # out [B * T, HV, V]; this and the next three where SUMMARY is "none"
     p_y,  # out [B * T, HV, V]
     p_y_low,  # out [B * T, HV, V] what its rounding left, where SPLIT
-    p_states,  # out [B * NC, HV, V, K] gamma_a times the state at each chunk's start
+    p_states,  # out [B * NC, HV, V, K] gamma_a times the state at each chunk's start, in units twice
     p_final,  # out float32 [N, HV, K, V], where STORE_FINAL
     T,
     NC,
@@ -521,8 +525,10 @@ def state_kernel(
     b_square_offset = b_line[:, None] * C + b_index[None, :]
     b_slot_offset = b_channel[None, :] + b_value[:, None] * K
     o_decay = (first * HV + i_hv) * K + b_channel
+    unit: tl.constexpr = STATE_UNIT if BOUNDED and DOT != "fp16" else 1.0
+    part: tl.constexpr = 1.0 / (unit * unit)
     if BOUNDED:  # the loop carries S*
-        b_S *= tl.load(p_start + o_decay, mask=m_channel & (num > 0), other=1.0)[None, :]
+        b_S *= (tl.load(p_start + o_decay, mask=m_channel & (num > 0), other=1.0 / unit) * unit)[None, :]
     for c in range(num):
         line = (begin + c * C) * HV + i_hv
         m_token = b_index < (end - begin - c * C).to(tl.int32)
@@ -543,8 +549,8 @@ def state_kernel(
         o_decay += HV * K
         b_next = b_end
         if BOUNDED:  # the next chunk's start, ahead of its use; apart, for the product of both might underflow
-            b_next = tl.load(p_start + o_decay, mask=m_channel & (c + 1 < num), other=1.0)
-        b_rest = -dot_left_split(b_S, tl.trans(b_k_forward), DOT)
+            b_next = tl.load(p_start + o_decay, mask=m_channel & (c + 1 < num), other=1.0 / unit)
+        b_rest = dot_left_split(b_S, tl.trans(b_k_forward), DOT) * -part
         if SUMMARY != "transition":
             b_length = tl.sqrt(tl.load(p_norm2 + line + b_line, mask=m_token, other=1.0))
             b_v = tl.load(p_v + o_value + b_value_offset, mask=m_out, other=0.0).to(tl.float32)
@@ -561,10 +567,10 @@ def state_kernel(
                 tl.store(p_y_low + o_value + b_value_offset, b_y_low, mask=m_out)
             b_q_forward = tl.load(p_q_forward + o_key + b_key_offset, mask=m_key, other=0.0)
             b_A = tl.load(p_A + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
-            b_o = dot(b_S, tl.trans(b_q_forward), DOT) + dot_left_split(b_u, tl.trans(b_A), DOT)
+            b_o = dot(b_S, tl.trans(b_q_forward), DOT) * part + dot_left_split(b_u, tl.trans(b_A), DOT)
             tl.store(p_o + o_value + b_value_offset, b_o, mask=m_out)
         if BOUNDED:
-            b_S = (b_S + dot_left_split(b_u, b_k_back, DOT)) * b_end[None, :] * b_next[None, :]
+            b_S = (b_S * part + dot_left_split(b_u, b_k_back, DOT)) * b_end[None, :] * b_next[None, :]
         else:
             b_S = b_S * b_end[None, :] + dot_left_split(b_u, b_k_back, DOT)
     if STORE_FINAL:

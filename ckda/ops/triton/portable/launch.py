@@ -222,6 +222,7 @@ def _pair(w: Work, o: Tensor, do: Tensor, passed: Passed, out: dict[str, Any]) -
         "BV": (64 if p.V > 64 else min(32, power_of_two(p.V))) if p.split else WIDE_VALUES,
         "BETA_RANGE": call.beta_range or 0,
         "HAS_BETA": call.beta is not None,
+        "BOUNDED": p.bounded,
         "SPLIT": p.split,
     }
     arguments |= x.arguments("G", "rho", "norms", "y", "y_low")
@@ -275,7 +276,7 @@ def _between(w: Work, out: dict[str, Any]) -> dict[str, Tensor]:
         return {name: x.y.new_empty(square), f"{name}_low": x.y.new_empty(low)}
 
     contracted = {"p_S_do": beside(out["p_dq"]), "p_S_dr": beside(out["p_dk"]), "p_dS_u": beside(out["p_dg"])}
-    lines = {"p_through": torch.empty_like(x.start), "p_scalars": torch.empty_like(x.norms)}
+    lines = {"p_through": torch.empty_like(x.start), "p_scalars": x.norms.new_empty(4, p.rows, p.HV)}
     return contracted | halves("p_D") | halves("p_dA") | lines
 
 
