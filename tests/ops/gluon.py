@@ -460,6 +460,10 @@ def _inline_asm(text: str, constraints: str, args: list[Value], dtype: Dtype, is
         return args[0].to(dtype)
     if text.startswith("rcp.approx"):
         return 1.0 / args[0]
+    if text.startswith("{shl"):
+        return args[0].to(dtype)
+    if text.startswith("{.reg"):
+        return args[0].to(DTYPES["bfloat16"]).to(dtype)
     assert text.startswith("lg2.approx")
     return Value(args[0].x.log2())
 

@@ -34,6 +34,8 @@ from ckda.ops.triton.hopper.tile import (
     TILES_ARRIVE,
     USED_ARRIVE,
     across_border,
+    as_float,
+    as_rounded,
     by_pairs,
     by_rows,
     by_warps,
@@ -94,7 +96,7 @@ def _part(scaled):
 def _exact_sums(b_x, s_M, BK: gl.constexpr, C: gl.constexpr):
     """x M [BK, C], begun: sums of x over tokens, x in three parts, M a matrix of 0 and 1."""
     b_high = rounded(b_x, s_M.dtype)
-    b_x -= b_high.to(gl.float32)
+    b_x -= as_rounded(b_x, s_M.dtype)
     b_middle = rounded(b_x, s_M.dtype)
     b_sum = plus(times(b_high, s_M, BK, C), b_middle, s_M, BK, C)
     return plus(b_sum, rest(b_x, b_middle), s_M, BK, C)
@@ -227,7 +229,7 @@ def _bounded_channels(
     b_kb = s_channels.index(SLOT_K_BACK).permute((1, 0)).load(L)
     b_kf = s_channels.index(SLOT_K_FORWARD).permute((1, 0)).load(L)
     b_qf = s_channels.index(SLOT_Q_FORWARD).permute((1, 0)).load(L)
-    b_key = gl.convert_layout(b_kb, P).to(gl.float32)
+    b_key = as_float(gl.convert_layout(b_kb, P))
     if CALM:
         b_inverse_end = (1.0 / b_end)[:, None]
         b_key *= b_inverse_end
@@ -250,13 +252,13 @@ def _bounded_channels(
     b_drow -= b_row_D
     b_dk += b_qf_dA
     b_dq = b_dq * part + b_kb_dA
-    b_query = gl.convert_layout(b_qf, P).to(gl.float32)
-    b_dlog = gl.convert_layout(b_kf, P).to(gl.float32) * b_drow + b_key_rho.to(gl.float32) * b_column
+    b_query = as_float(gl.convert_layout(b_qf, P))
+    b_dlog = as_float(gl.convert_layout(b_kf, P)) * b_drow + as_float(b_key_rho) * b_column
     b_dlog = b_dlog - b_key * b_dk + b_query * b_dq
     b_dlog = _exact_sums(b_dlog, s_M.index(ONWARD), BK, C)
     b_dk -= b_rho * b_column
     b_dq += b_kb_low
-    b_forward = s_channels.index(SLOT_FORWARD).permute((1, 0)).load(P).to(gl.float32)
+    b_forward = as_float(s_channels.index(SLOT_FORWARD).permute((1, 0)).load(P))
     b_back = reciprocal(b_forward)
     return (
         b_dq * b_forward,
@@ -311,7 +313,7 @@ def _unbounded_channels(
         b_sums = span_sums(b_high, b_low, s_M.index(BORDERS + gl.minimum(shift + 1, LEVELS - 1)), BK, C)
         b_keys, b_row, b_column = warpgroup_mma_wait(2, deps=[b_keys, b_row, b_column])
         b_side = gl.where(m_right, b_keys, -b_keys)
-        b_dlog += b_query.to(gl.float32) * b_row - b_key.to(gl.float32) * (b_side + b_column)
+        b_dlog += as_float(b_query) * b_row - as_float(b_key) * (b_side + b_column)
         b_dq += b_decay * b_row
         if ERASE:
             b_drow -= b_decay * gl.where(m_right, b_keys, 0.0)
@@ -376,13 +378,13 @@ def _pair_sums(s_values, b_D, b_dA, Q: gl.constexpr):
 @gluon.jit
 def _token_sums(s_values, R: gl.constexpr):
     """do . y, dv . y, dv . v and do . o [C]."""
-    b_do = s_values.index(DO).load(R).to(gl.float32)
-    b_dv = s_values.index(DV).load(R).to(gl.float32)
-    b_y = s_values.index(Y).load(R).to(gl.float32) + s_values.index(Y_LOW).load(R).to(gl.float32)
+    b_do = as_float(s_values.index(DO).load(R))
+    b_dv = as_float(s_values.index(DV).load(R))
+    b_y = as_float(s_values.index(Y).load(R)) + as_float(s_values.index(Y_LOW).load(R))
     b_diagonal = gl.sum(b_do * b_y, 1)
     b_y_dv = gl.sum(b_dv * b_y, 1)
-    b_v_dv = gl.sum(b_dv * s_values.index(V_GIVEN).load(R).to(gl.float32), 1)
-    return b_diagonal, b_y_dv, b_v_dv, gl.sum(b_do * s_values.index(O).load(R).to(gl.float32), 1)
+    b_v_dv = gl.sum(b_dv * as_float(s_values.index(V_GIVEN).load(R)), 1)
+    return b_diagonal, b_y_dv, b_v_dv, gl.sum(b_do * as_float(s_values.index(O).load(R)), 1)
 
 
 @gluon.jit
@@ -400,7 +402,7 @@ def _earlier_values(
     b_dk = times(b_dS, s_values.index(Y).permute((1, 0)), BK, C)
     if LOW:
         b_dk = plus(b_dk, b_dS, s_values.index(Y_LOW).permute((1, 0)), BK, C)
-    b_through = gl.convert_layout(gl.sum(b_S.to(gl.float32) * b_dS.to(gl.float32), 1), by_channel)
+    b_through = gl.convert_layout(gl.sum(as_float(b_S) * as_float(b_dS), 1), by_channel)
     b_zero = gl.zeros([C, C], gl.float32, Q)
     b_D, b_dA = _pair_sums(s_values, b_zero, b_zero, Q)
     b_diagonal, b_y_dv, b_v_dv, b_q_dq = _token_sums(s_values, R)
@@ -500,7 +502,7 @@ def _run(
             b_dk = plus(b_dk_before, b_dS, s_values.index(Y).permute((1, 0)), BK, C)
         if LOW:
             b_dk = plus(b_dk, b_dS, s_values.index(Y_LOW).permute((1, 0)), BK, C)
-        b_through = gl.convert_layout(gl.sum(b_S.to(gl.float32) * b_dS.to(gl.float32), 1), by_channel)
+        b_through = gl.convert_layout(gl.sum(as_float(b_S) * as_float(b_dS), 1), by_channel)
         if NV == 2:
             b_through += b_through_before
 

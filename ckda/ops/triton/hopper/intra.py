@@ -31,6 +31,8 @@ from ckda.ops.triton.hopper.tile import (
     TILES_ARRIVE,
     USED_ARRIVE,
     across_border,
+    as_float,
+    as_rounded,
     barriers,
     block_decays,
     by_pairs,
@@ -124,9 +126,9 @@ def _bounded_tiles(b_q, b_k, b_erase, b_cum, b_count, s_out, p_start, p_end, o_s
     gl.store(p_start + o_slot, gl.exp2(b_middle - ROUND) * STATE_UNIT)
     gl.store(p_end + o_slot, gl.sum(gl.where(b_token == C - 1, b_forward, 0.0), 1) * STATE_UNIT)
     s_out.index(FORWARD).permute((1, 0)).store(rounded(b_forward, s_out.dtype))
-    s_out.index(Q_FORWARD).permute((1, 0)).store(rounded(b_q.to(gl.float32) * b_forward, s_out.dtype))
-    s_out.index(K_FORWARD).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_erase * b_forward, s_out.dtype))
-    s_out.index(K_BACK).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_back, s_out.dtype))
+    s_out.index(Q_FORWARD).permute((1, 0)).store(rounded(b_q * b_forward, s_out.dtype))
+    s_out.index(K_FORWARD).permute((1, 0)).store(rounded(b_k * b_erase * b_forward, s_out.dtype))
+    s_out.index(K_BACK).permute((1, 0)).store(rounded(b_k * b_back, s_out.dtype))
 
 
 @gluon.jit
@@ -146,9 +148,9 @@ def _calm_tiles(b_q, b_k, b_erase, b_cum, b_count, s_out, p_start, p_end, p_calm
     gl.store(p_end + o_slot, b_end)
     gl.store(p_calm + item, gl.min(gl.where(gl.min(b_cum, 0) < -calm_range(s_out.dtype), b_line, C), 0))
     s_out.index(FORWARD).permute((1, 0)).store(rounded(b_forward, s_out.dtype))
-    s_out.index(Q_FORWARD).permute((1, 0)).store(rounded(b_q.to(gl.float32) * b_forward, s_out.dtype))
-    s_out.index(K_FORWARD).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_erase * b_forward, s_out.dtype))
-    b_inverse *= b_k.to(gl.float32)
+    s_out.index(Q_FORWARD).permute((1, 0)).store(rounded(b_q * b_forward, s_out.dtype))
+    s_out.index(K_FORWARD).permute((1, 0)).store(rounded(b_k * b_erase * b_forward, s_out.dtype))
+    b_inverse *= b_k
     s_out.index(K_INVERSE).permute((1, 0)).store(rounded(b_inverse, s_out.dtype))
     s_out.index(K_BACK).permute((1, 0)).store(rounded(b_inverse * b_end[:, None], s_out.dtype))
 
@@ -320,13 +322,13 @@ def _run(
         b_count = times(gl.where(b_negative, 1.0, 0.0).to(DT), s_M.index(THROUGH), BK, C)
 
         # the norms and the learning rate
-        b_q = s_in.index(slot * PAIR + QUERY).load(R).to(gl.float32)
-        b_k = s_in.index(slot * PAIR + KEY).load(R).to(gl.float32)
+        b_q = as_float(s_in.index(slot * PAIR + QUERY).load(R))
+        b_k = as_float(s_in.index(slot * PAIR + KEY).load(R))
         b_inverse, b_power, b_norm2 = _used_norms(b_q, b_k, NORMALIZE)
         s_lines.index(Q_LENGTH).store(b_inverse * scale)
         s_lines.index(K_POWER).store(b_power)
         if BORDERED:
-            b_q = rounded(b_q * (b_inverse * scale)[:, None], DT).to(gl.float32)
+            b_q = as_rounded(b_q * (b_inverse * scale)[:, None], DT)
             s_lines.index(DIAGONAL).store(gl.sum(b_q * b_k, 1) * b_power)
         b_rho = b_beta / b_norm2
         if not ERASE:
@@ -346,15 +348,17 @@ def _run(
             b_count = warpgroup_mma_wait(0, deps=[b_count])
         else:
             b_cum, b_count = warpgroup_mma_wait(0, deps=[b_cum, b_count])
-        b_q = s_in.index(slot * PAIR + QUERY).permute((1, 0)).load(P).to(gl.float32)
+        b_q = as_float(s_in.index(slot * PAIR + QUERY).permute((1, 0)).load(P))
         b_q *= s_lines.index(Q_LENGTH).load(by_token)[None, :]
-        b_k = s_in.index(slot * PAIR + KEY).permute((1, 0)).load(P).to(gl.float32)
+        b_k = as_float(s_in.index(slot * PAIR + KEY).permute((1, 0)).load(P))
         b_k *= s_lines.index(K_POWER).load(by_token)[None, :]
         o_slot = gl.cast(item, gl.int64) * BK + b_channel
         if BOUNDED:
-            _bounded_tiles(rounded(b_q, DT), b_k, b_erase, b_cum, b_count, s_out, p_start, p_end, o_slot, C)
+            _bounded_tiles(as_rounded(b_q, DT), b_k, b_erase, b_cum, b_count, s_out, p_start, p_end, o_slot, C)
         elif CALM:
-            _calm_tiles(rounded(b_q, DT), b_k, b_erase, b_cum, b_count, s_out, p_start, p_end, p_calm, item, o_slot, C)
+            _calm_tiles(
+                as_rounded(b_q, DT), b_k, b_erase, b_cum, b_count, s_out, p_start, p_end, p_calm, item, o_slot, C
+            )
         else:
             b_last = gl.full([BK], 1.0, gl.float32, by_channel)
             if SIGNED != "no":

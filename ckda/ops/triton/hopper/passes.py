@@ -42,6 +42,7 @@ from ckda.ops.triton.hopper.tile import (
     SOLVER_REST,
     USED_ARRIVE,
     A,
+    as_float,
     barriers,
     fetch_layout,
     fetch_tile,
@@ -291,7 +292,7 @@ def _run_states(
         b_rho = s_scalars.index(slot * SCALARS + RHO).load(by_token)
         if VALUES:
             b_length = gl.sqrt(s_scalars.index(slot * SCALARS + NORM2).load(by_token))
-            b_v = s_v.index(slot).permute((1, 0)).load(product(BV, C)).to(gl.float32)
+            b_v = as_float(s_v.index(slot).permute((1, 0)).load(product(BV, C)))
         if OUTPUTS and not STORE_O:  # this half's part of q_forward S goes to the half that writes o
             b_r, b_o = warpgroup_mma_wait(0, deps=[b_r, b_o])
             s_qS.index(step % TURNS).store(b_o)

@@ -38,6 +38,8 @@ __all__ = [
     "USED_ARRIVE",
     "A",
     "across_border",
+    "as_float",
+    "as_rounded",
     "barriers",
     "block_decays",
     "by_pairs",
@@ -199,9 +201,41 @@ def rounded(b_x, DT: gl.constexpr):
 
 
 @gluon.jit
+def as_float(b_x):
+    """An operand's tile in float32, two numbers at a time: the compiler would take them apart first."""
+    if gl.bfloat16 == b_x.dtype:
+        return gl.inline_asm_elementwise(
+            "{shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;}",
+            "=r,=r,r",
+            [b_x],
+            dtype=gl.float32,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        return b_x.to(gl.float32)
+
+
+@gluon.jit
+def as_rounded(b_x, DT: gl.constexpr):
+    """x as rounded, in float32: from the two numbers that :func:`rounded` makes at once, which stay as they are."""
+    if gl.float16 == DT:
+        return rounded(b_x, DT).to(gl.float32)
+    else:
+        return gl.inline_asm_elementwise(
+            "{.reg .b32 h; cvt.rn.bf16x2.f32 h, $3, $2; shl.b32 $0, h, 16; and.b32 $1, h, 0xffff0000;}",
+            "=r,=r,r,r",
+            [b_x],
+            dtype=gl.float32,
+            is_pure=True,
+            pack=2,
+        )
+
+
+@gluon.jit
 def rest(b_x, b_high):
-    """What the rounding of x left, as an operand."""
-    return rounded(b_x - b_high.to(gl.float32), b_high.dtype)
+    """What the rounding of x, which is high, left, as an operand."""
+    return rounded(b_x - as_rounded(b_x, b_high.dtype), b_high.dtype)
 
 
 @gluon.jit
