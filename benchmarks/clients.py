@@ -36,6 +36,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ckda.bench.tuning import share_configurations
 from ckda.compat import accelerate
 from ckda.compat import fla as ours
 from ckda.record import environment, read_json, write_json
@@ -394,20 +395,6 @@ TIMED = ("fla kda", "kimi_linear", "fla gdn")
 ONE_CONFIG = 1 << 20  #: so many processes share a kernel's configurations that the first has one
 
 
-def quick_tuning(part: int, parts: int) -> None:
-    """This process's share of every kernel's configurations, each timed briefly."""
-    import triton
-    from triton.runtime.autotuner import Autotuner
-
-    make = Autotuner.__init__
-
-    def made(self: Any, fn: Any, arg_names: Any, configs: Any, *rest: Any, **options: Any) -> None:
-        make(self, fn, arg_names, configs[part % len(configs) :: parts] if configs else configs, *rest, **options)
-        self._do_bench = lambda run, quantiles: triton.testing.do_bench(run, warmup=5, rep=20, quantiles=quantiles)
-
-    Autotuner.__init__ = made
-
-
 def tune(args: argparse.Namespace) -> None:
     """Compile FLA's configurations in parallel; Triton keeps what it compiled on the disk."""
     again = [sys.executable, __file__, *sys.argv[1:]]
@@ -423,7 +410,7 @@ def tune(args: argparse.Namespace) -> None:
 
 def compile_share(args: argparse.Namespace) -> None:
     """What one process of :func:`tune` does: an update of a layer of each client, with its share of configurations."""
-    quick_tuning(args.tune, args.jobs)
+    share_configurations(args.tune, args.jobs)
     subjects = {"fla kda": fla_subject, "kimi_linear": kimi_subject}
     for subject in (make(args.smoke) for part, make in subjects.items() if part in args.parts):
         model = subject.build(1, args.dtype).train()
@@ -476,7 +463,7 @@ def gpu(args: argparse.Namespace) -> dict[str, Any]:
             tune(args)
             record["seconds_of_compiling"] = round(time.monotonic() - start, 1)
         if args.device == "cuda":
-            quick_tuning(0, ONE_CONFIG if args.one_config else 1)
+            share_configurations(0, ONE_CONFIG if args.one_config else 1)
         for name in waiting:
             begun = time.monotonic()
             try:

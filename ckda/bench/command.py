@@ -230,6 +230,7 @@ def _run_throughput(args: argparse.Namespace, device: str, folder: Path) -> int:
     shapes = args.shape or (throughput.SMOKE if args.smoke else throughput.SHAPES)
     dtype = _dtype(args, device)
     options = {"backend": "eager"} if args.smoke else {}
+    _prepare(args, device, shapes[0])
     found = peers(device, args.peer, args.cudnn, throughput=True, **options)
     result: dict[str, Any] = {
         "environment": environment(device),
@@ -259,7 +260,17 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _protocol(args: argparse.Namespace) -> Any:
-    return "smoke" if args.smoke else {"rounds": ROUNDS, "warmup": WARMUP, "timed": TIMED}
+    if args.smoke:
+        return "smoke"
+    return {"rounds": ROUNDS, "warmup": WARMUP, "timed": TIMED, "fla_tuned_briefly": args.jobs > 1}
+
+
+def _prepare(args: argparse.Namespace, device: str, shape: Shape) -> None:
+    """With --jobs, FLA's kernels are compiled before anything is measured."""
+    if args.jobs > 1 and device == "cuda" and find_spec("fla") is not None:
+        from ckda.bench.tuning import compile_side_by_side
+
+        compile_side_by_side(args.jobs, shape)
 
 
 def _print_plan(args: argparse.Namespace) -> int:
@@ -299,6 +310,7 @@ def run_command(args: argparse.Namespace) -> int:
 def _run_peers(args: argparse.Namespace, device: str, folder: Path) -> int:
     """Check, time, write bench.json and bench.png."""
     dtype, shapes = _dtype(args, device), _shapes(args, device)
+    _prepare(args, device, shapes[0])
     found = peers(device, args.peer, args.cudnn)
     here = environment(device)
     known = earlier(folder / "bench.json", here, args.fresh)

@@ -29,6 +29,13 @@ def add_bench(parser: Parser) -> None:
     add("--shape", action="append", type=_shape, metavar="B,T,H,D", help="only this; may be repeated")
     add("--throughput", action="store_true", help="the paper's figure: tokens a second under torch.compile")
     add("--cudnn", type=Path, metavar="FOLDER", help="NVIDIA's kernels beside ours (benchmarks/cudnn_folder.py)")
+    add(
+        "--jobs",
+        type=int,
+        default=1,
+        help="so many processes compile flash-linear-attention's configurations first, and each is timed briefly (default: 1, its "
+        "own way, minutes a shape)",
+    )
     add("--sweep", action="store_true", help="what each change of a call costs beside the main one")
     add(
         "--host", action="store_true", help="what issuing a call costs the host, and the first call; also after --sweep"
