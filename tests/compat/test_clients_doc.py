@@ -99,3 +99,16 @@ def test_what_is_not_recorded_is_said():
                 f"{part['operator in the update']['ratio']:.1f} times, its update {part['update']['ratio']:.2f} times"
             )
             assert times in TEXT, (name, times)
+
+
+def test_agreement_is_that_of_the_record():
+    parts = record("clients_gpu_untuned")["parts"]
+    found = parts["fla agreement"]
+    assert found["by"] == {"before": "fla.ops.kda.chunk.chunk_kda", "after": "ckda.compat.fla.chunk_kda"}
+    ours, theirs = (found[name] for name in ("after", "before"))
+    for key in ("logits", "gradients", "loss"):
+        assert ours[key] < theirs[key]
+    far = f"logits {ours['logits']:.1%} and {theirs['logits']:.1%}, all gradients together {ours['gradients']:.1%} and {theirs['gradients']:.1%}"
+    assert far in TEXT
+    assert f"the loss {ours['loss']:.0e} and {theirs['loss']:.0e})".replace("e-0", "e-") in TEXT
+    assert parts["fla tokens"]["same_tokens"]
