@@ -172,15 +172,15 @@ def _store(p: Pointer, value: Any, mask: Any = None) -> None:
 
 
 class Shared:
-    """Tiles in shared memory."""
+    """Tiles in shared memory. `phases`: element (i, j) lies in column j xor i % phases."""
 
-    def __init__(self, x: Tensor) -> None:
-        self.x, self.dtype, self.shape = x, _BY_KIND[x.dtype], list(x.shape)
+    def __init__(self, x: Tensor, phases: int = 1) -> None:
+        self.x, self.dtype, self.shape, self.phases = x, _BY_KIND[x.dtype], list(x.shape), phases
 
     def index(self, i: Any) -> "Shared":
         i = int(i)
         assert 0 <= i < self.x.shape[0]
-        return Shared(self.x[i])
+        return Shared(self.x[i], self.phases)
 
     def permute(self, order: tuple[int, ...]) -> "Shared":
         return Shared(self.x.permute(order))
@@ -190,12 +190,20 @@ class Shared:
         return Shared(self.x.narrow(dim, start, length))
 
     def load(self, layout: Any = None) -> Value:
-        return Value(self.x.clone())
+        return Value(self.x.clone() if self.phases == 1 else self.x.gather(1, self.columns()))
 
     def store(self, value: Value) -> None:
         assert value.dtype is self.dtype, "a tile is stored in another dtype"
         assert value.shape == self.shape
-        self.x.copy_(value.x)
+        if self.phases == 1:
+            self.x.copy_(value.x)
+        else:
+            self.x.scatter_(1, self.columns(), value.x)
+
+    def columns(self) -> Tensor:
+        """Where the elements of each row lie."""
+        rows, columns = map(torch.arange, self.shape)
+        return columns ^ rows[:, None] % self.phases
 
     def _reinterpret(self, dtype: Dtype, shape: list[int], layout: Any) -> "Shared":
         return Shared(self.x.view(shape))
@@ -507,7 +515,7 @@ def _allocate(dtype: Dtype, shape: list[int], layout: Any) -> Any:
     if layout == "barriers":
         return Barriers(shape[0])
     fill = math.nan if dtype.kind.is_floating_point else 0
-    return Shared(torch.full([int(n) for n in shape], fill, dtype=dtype.kind))
+    return Shared(torch.full([int(n) for n in shape], fill, dtype=dtype.kind), layout if isinstance(layout, int) else 1)
 
 
 def _specialize(parts: list[tuple[Callable[..., None], tuple]], warps: list[int], registers: list[int]) -> None:
@@ -550,6 +558,9 @@ _SAME: dict[str, Any] = DTYPES | {
     "trans": lambda x: Value(x.x.T),
     "permute": lambda x, order: Value(x.x.permute(order)),
     "convert_layout": lambda x, layout: x,
+    "reshape": lambda x, shape: Value(x.x.reshape(shape)),
+    "split": lambda x: tuple(map(Value, x.x.unbind(-1))),
+    "join": lambda a, b: Value(torch.stack((a.x, b.x), -1)),
     "dot": _dot,
     "inline_asm_elementwise": _inline_asm,
     "static_range": range,
@@ -561,7 +572,7 @@ _SAME: dict[str, Any] = DTYPES | {
     "warp_specialize": _specialize,
     "SliceLayout": _nothing,
     "DotOperandLayout": _nothing,
-    "SwizzledSharedLayout": _nothing,
+    "SwizzledSharedLayout": lambda vec, per_phase, max_phase, order: max_phase,
 }
 LANGUAGE = SimpleNamespace(**_SAME)
 

@@ -118,7 +118,16 @@ def _calm(settings: dict[str, Any], harsh: dict[int, float]) -> dict[str, Any]:
 @pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize("dtype", [BF16, FP16])
 @pytest.mark.parametrize(
-    "harsh", [{}, {0: -30.0}, {40: -300.0}, {45: -50.0, 50: -45.0, 60: -40.0}, {40: -math.inf}, {33: -7.0, 34: -3.0}]
+    "harsh",
+    [
+        {},
+        {0: -30.0},
+        {40: -300.0},
+        {45: -50.0, 50: -45.0, 60: -40.0},
+        {40: -math.inf},
+        {41: -math.inf},
+        {33: -7.0, 34: -3.0},
+    ],
 )
 def test_calm_chunks_and_others_keep_the_rule(dtype: torch.dtype, harsh: dict[int, float]) -> None:
     call = _calm({"T": 96, "K": 128, "V": 64, "dtype": dtype, "initial": True}, harsh)

@@ -72,9 +72,11 @@ STATES = gl.constexpr(2)  # that come with them: S and dS
 # the tiles along the channels: the parts of t_keys where BOUNDED, and otherwise q and k
 SLOT_K_BACK, SLOT_K_FORWARD, SLOT_Q_FORWARD, SLOT_FORWARD, NUM_DECAYED = (gl.constexpr(i) for i in range(5))
 QUERY, KEY, NUM_RAW = (gl.constexpr(i) for i in range(3))
-# the matrices [C, C], each in two parts: D and dA where BOUNDED, and otherwise N and dA of each border
+# the matrices [C, C], each in two parts: D and dA where BOUNDED, and otherwise N and dA of each border but the first
 D, D_LOW, DA, DA_LOW, NUM_SQUARES = (gl.constexpr(i) for i in range(5))
 N, N_LOW = D, D_LOW
+FIRST = gl.constexpr(1)  # the borders by products begin here; those between tokens 2m and 2m + 1 go without
+NEXT_N, NEXT_DA, NUM_NEXT = (gl.constexpr(i) for i in range(3))
 ONWARD = gl.constexpr(0)  # where BOUNDED the only matrix by which logs are summed: from a token on
 # lines of a chunk: what is fetched of its tokens, the norms last; and what is found of them: what S dr, dq and dk are multiplied by
 # (ROW, Q_OUT, K_OUT), and sums over their values, pairs or channels
@@ -272,8 +274,57 @@ def _bounded_channels(
 
 
 @gluon.jit
+def _load_next(s_x, C: gl.constexpr, LAYOUT: gl.constexpr):
+    """Elements (2m + 1, 2m) [1, C / 2] of a matrix whose element (i, j) lies in column i xor j: these are all in one."""
+    s_x = s_x._reinterpret(gl.float32, [C // 2, 2 * C], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    return s_x.slice(C + 1, 1, 1).permute((1, 0)).load(LAYOUT)
+
+
+@gluon.jit
+def _apart(b_x):
+    """Tokens 2m and tokens 2m + 1 [BK, C / 2] of a tile: a thread has both, so nothing moves."""
+    return gl.split(gl.reshape(b_x, [b_x.shape[0], b_x.shape[1] // 2, 2]))
+
+
+@gluon.jit
+def _together(b_left, b_right, BK: gl.constexpr, C: gl.constexpr):
+    """The tile of which these are the tokens 2m and 2m + 1."""
+    return gl.convert_layout(gl.reshape(gl.join(b_left, b_right), [BK, C]), product(BK, C))
+
+
+@gluon.jit
+def _neighbours(
+    b_dq, b_drow, b_dk, b_dlog, b_q, b_k, b_erase, b_log, s_next, BK: gl.constexpr, C: gl.constexpr, ERASE: gl.constexpr
+):  # fmt: skip
+    """The gradients with what the pairs across the first border add: each token has one partner, and the left one no decay."""
+    b_left, b_right = _apart(b_k.to(gl.float32))
+    _, b_query = _apart(b_q.to(gl.float32))
+    _, b_decay = _apart(gl.exp2(b_log))
+    H: gl.constexpr = b_left.type.layout
+    b_N = _load_next(s_next.index(NEXT_N), C, H)
+    b_dA = _load_next(s_next.index(NEXT_DA), C, H)
+    if ERASE:
+        _, b_rate = _apart(b_erase)
+        b_right *= b_rate
+    b_column = (b_query * b_dA - b_right * b_N) * b_decay
+    b_row = b_left * b_decay
+    b_pair = b_left * b_column
+    b_dlog_left, b_dlog_right = _apart(b_dlog)
+    b_dlog = _together(b_dlog_left - b_pair, b_dlog_right + b_pair, BK, C)
+    b_dq_left, b_dq_right = _apart(b_dq)
+    b_dq = _together(b_dq_left, b_dq_right + b_row * b_dA, BK, C)
+    b_dk_left, b_dk_right = _apart(b_dk)
+    if ERASE:
+        b_drow_left, b_drow_right = _apart(b_drow)
+        b_drow = _together(b_drow_left, b_drow_right - b_row * b_N, BK, C)
+    else:
+        b_dk_right -= b_row * b_N
+    return b_dq, b_drow, _together(b_dk_left + b_column, b_dk_right, BK, C), b_dlog
+
+
+@gluon.jit
 def _unbounded_channels(
-    b_dq, b_drow, b_dk, b_through, b_q, b_k, b_erase, b_log, b_last, s_squares, s_M,
+    b_dq, b_drow, b_dk, b_through, b_q, b_k, b_erase, b_log, b_last, s_squares, s_next, s_M,
     levels,
     BK: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, ERASE: gl.constexpr,
 ):  # fmt: skip
@@ -297,38 +348,42 @@ def _unbounded_channels(
     b_through += gl.sum(b_k.to(gl.float32) * b_dk, 1)
     if not ERASE:
         b_dk += b_drow
+    b_dq, b_drow, b_dk, b_dlog = _neighbours(b_dq, b_drow, b_dk, b_dlog, b_q, b_k, b_erase, b_log, s_next, BK, C, ERASE)
     b_sums = span_sums(b_high, b_low, s_M.index(BORDERS), BK, C)
-    for shift in range(levels):
+    for n in range(levels):
         b_decay = gl.exp2(warpgroup_mma_wait(0, deps=[b_sums]))
         b_query = rounded(b_q.to(gl.float32) * b_decay, s_M.dtype)
-        m_right = (b_token >> shift) % 2 == 1
+        m_right = (b_token >> (n + FIRST)) % 2 == 1
         b_key = rounded(b_k.to(gl.float32) * gl.where(m_right, b_erase, 1.0) * b_decay, s_M.dtype)
-        at = shift * NUM_SQUARES
+        at = n * NUM_SQUARES
+        # right of a border a key is a row of N, left of it a column, and what queries add is zero on the right: one sum for both
         s_N, s_N_low = s_squares.index(at + N), s_squares.index(at + N_LOW)
         s_dA, s_dA_low = s_squares.index(at + DA), s_squares.index(at + DA_LOW)
-        b_keys = plus(times(b_key, s_N, BK, C), b_key, s_N_low, BK, C)
+        b_column = plus(times(b_key, s_N, BK, C), b_key, s_N_low, BK, C)
+        b_column = plus(plus(b_column, b_query, s_dA, BK, C), b_query, s_dA_low, BK, C)
         b_row = times(b_key, s_dA.permute((1, 0)), BK, C)
         b_row = plus(b_row, b_key, s_dA_low.permute((1, 0)), BK, C)
-        b_column = plus(times(b_query, s_dA, BK, C), b_query, s_dA_low, BK, C)
-        b_sums = span_sums(b_high, b_low, s_M.index(BORDERS + gl.minimum(shift + 1, LEVELS - 1)), BK, C)
-        b_keys, b_row, b_column = warpgroup_mma_wait(2, deps=[b_keys, b_row, b_column])
-        b_side = gl.where(m_right, b_keys, -b_keys)
-        b_dlog += as_float(b_query) * b_row - as_float(b_key) * (b_side + b_column)
+        b_sums = span_sums(b_high, b_low, s_M.index(BORDERS + gl.minimum(n + 1, LEVELS - FIRST - 1)), BK, C)
+        b_row, b_column = warpgroup_mma_wait(2, deps=[b_row, b_column])
         b_dq += b_decay * b_row
+        b_dlog += as_float(b_query) * b_row
+        b_dlog -= as_float(b_key) * b_column
         if ERASE:
-            b_drow -= b_decay * gl.where(m_right, b_keys, 0.0)
-            b_dk += b_decay * gl.where(m_right, 0.0, b_column - b_keys)
+            b_drow -= gl.where(m_right, b_decay, 0.0) * b_column
+            b_dk += gl.where(m_right, 0.0, b_decay) * b_column
         else:
-            b_dk += b_decay * (b_column - b_keys)
+            b_dk += gl.where(m_right, -b_decay, b_decay) * b_column
     b_sums = warpgroup_mma_wait(0, deps=[b_sums])
     return b_dq, b_drow, b_dk, b_dlog, b_through
 
 
 @gluon.jit
 def _store_squares(
-    b_D, b_dA, b_rho, s_squares, Q: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, BOUNDED: gl.constexpr
+    b_D, b_dA, b_rho, s_squares, s_next, Q: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, BOUNDED: gl.constexpr
 ):  # fmt: skip
-    """D and dA as operands in two parts; where not BOUNDED N + N^T, N = D rho, and dA, of each border's pairs."""
+    """D and dA as operands in two parts; where not BOUNDED N^T - N, N = D rho, and dA, of each border's pairs, and N and dA as they
+    are for the first border. With these signs the gates' gradient takes what keys give by N and what queries give by dA alike.
+    """
     b_row = gl.arange(0, C, gl.SliceLayout(1, Q))[:, None]
     b_column = gl.arange(0, C, gl.SliceLayout(0, Q))[None, :]
     if BOUNDED:
@@ -336,11 +391,13 @@ def _store_squares(
         _store_halves(b_dA, s_squares.index(DA), s_squares.index(DA_LOW))
     else:
         b_N = b_D * b_rho
-        b_N += gl.convert_layout(gl.permute(b_N, (1, 0)), Q)
-        for shift in gl.static_range(LEVELS):
+        s_next.index(NEXT_N).store(b_N)
+        s_next.index(NEXT_DA).store(b_dA)
+        b_N = gl.convert_layout(gl.permute(b_N, (1, 0)), Q) - b_N
+        for shift in gl.static_range(FIRST, LEVELS):
             m_pairs = across_border(b_row, b_column, shift)
             m_both = m_pairs | across_border(b_column, b_row, shift)
-            at = shift * NUM_SQUARES
+            at = (shift - FIRST) * NUM_SQUARES
             _store_halves(gl.where(m_both, b_N, 0.0), s_squares.index(at + N), s_squares.index(at + N_LOW))
             _store_halves(gl.where(m_pairs, b_dA, 0.0), s_squares.index(at + DA), s_squares.index(at + DA_LOW))
 
@@ -416,7 +473,7 @@ def _earlier_values(
 def _run(
     p_beta, p_sign, p_erase, p_A_log, p_dt_bias, p_A, p_G, p_end, p_calm, p_starts, p_ends,
     t_dq, t_dk, t_dg, p_dq, p_dk, p_dg, p_dbeta, p_derase, p_dlog_rate, p_dbias,
-    s_S, s_dS, s_values, s_channels, s_g, s_scalars, s_out, s_squares, s_M, s_sums, ready, free, num_chunks, T, NC, scale,
+    s_S, s_dS, s_values, s_channels, s_g, s_scalars, s_out, s_squares, s_next, s_M, s_sums, ready, free, num_chunks, T, NC, scale,
     HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, C: gl.constexpr,
     GATE: gl.constexpr, SIGNED: gl.constexpr, ERASE: gl.constexpr,
     HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr, NORMALIZE: gl.constexpr, BETA_RANGE: gl.constexpr,
@@ -443,7 +500,7 @@ def _run(
     if BOUNDED:
         s_M.index(ONWARD).store(gl.where(b_from >= b_to, 1.0, 0.0).to(DT))
     else:
-        store_spans(s_M, b_from, b_to, LEVELS, 0)
+        store_spans(s_M, b_from, b_to, LEVELS, FIRST, False)
     b_channel = gl.arange(0, BK, by_channel)
     b_token = gl.arange(0, C, by_token)[None, :]
     phase = 0
@@ -527,7 +584,7 @@ def _run(
             unit, inverse = power_of(gl.max(gl.max(b_each, 1), 0))
             b_D, b_dA_rho = b_D * inverse, b_dA_rho * inverse
         part = inverse * PART
-        _store_squares(b_D, b_dA_rho, b_rho, s_squares, Q, C, LEVELS, BOUNDED)
+        _store_squares(b_D, b_dA_rho, b_rho, s_squares, s_next, Q, C, LEVELS, BOUNDED)
 
         # of tokens with themselves
         b_diagonal, b_y_dv, b_v_dv, b_q_dq = _token_sums(s_values, R)
@@ -624,8 +681,9 @@ def _run(
                 b_log,
                 b_last,
                 s_squares,
+                s_next,
                 s_M,
-                gl.minimum(LEVELS, num_chunks + LEVELS),
+                gl.minimum(LEVELS - FIRST, num_chunks + LEVELS),
                 BK,
                 C,
                 LEVELS,
@@ -785,8 +843,10 @@ def hopper_gradient_kernel(
     s_S, s_dS = room_for_one(BV, BK, DT), room_for_one(BV, BK, DT)
     s_values, s_channels = room(NUM_VALUES, C, BV, DT), room(NUM_DECAYED if BOUNDED else NUM_RAW, C, BK, DT)
     s_g, s_out = room_for_one(C, BK, t_g.dtype), room(OUTPUTS - 1 if t_dg is None else OUTPUTS, C, BK, DT)
-    s_squares = room(NUM_SQUARES if BOUNDED else NUM_SQUARES * LEVELS, C, C, DT)
-    s_M = room(1 if BOUNDED else BORDERS + LEVELS, C, C, DT)
+    s_squares, s_next = room(NUM_SQUARES if BOUNDED else NUM_SQUARES * (LEVELS - FIRST), C, C, DT), None
+    if not BOUNDED:
+        s_next = gl.allocate_shared_memory(gl.float32, [NUM_NEXT, C, C], gl.SwizzledSharedLayout(1, 1, C, [1, 0]))
+    s_M = room(1 if BOUNDED else BORDERS + LEVELS - FIRST, C, C, DT)
     gl.warp_specialize(
         [
             (
@@ -794,7 +854,7 @@ def hopper_gradient_kernel(
                 (
                     p_beta, p_sign, p_erase, p_A_log, p_dt_bias, p_A, p_G, p_end, p_calm, p_starts, p_ends,
                     t_dq, t_dk, t_dg, p_dq, p_dk, p_dg, p_dbeta, p_derase, p_dlog_rate, p_dbias,
-                    s_S, s_dS, s_values, s_channels, s_g, s_scalars, s_out, s_squares, s_M, s_sums, ready, free,
+                    s_S, s_dS, s_values, s_channels, s_g, s_scalars, s_out, s_squares, s_next, s_M, s_sums, ready, free,
                     num_chunks, T, NC, scale,
                     HV, K, V, BK, BV, C, GATE, SIGNED, ERASE,
                     HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BOUNDED, LEAST, MOST, WHICH,

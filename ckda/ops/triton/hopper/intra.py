@@ -267,7 +267,7 @@ def _run(
     if not BORDERED:
         s_M.index(THROUGH).store(gl.where(b_from <= b_to, 1.0, 0.0).to(DT))
     else:
-        store_spans(s_M, b_from, b_to, LEVELS, BASE)
+        store_spans(s_M, b_from, b_to, LEVELS, BASE, BASE > 0)
     fence_async_shared()
     gl.thread_barrier()
     b_channel = gl.arange(0, BK, by_channel)

@@ -280,16 +280,16 @@ def lines(n: gl.constexpr, length: gl.constexpr):
 
 
 @gluon.jit
-def store_spans(s_M, b_from, b_to, LEVELS: gl.constexpr, BASE: gl.constexpr):
-    """The matrices [C, C] by which logs are summed: through token i, after it, within its block of 2^BASE, and to or from the
-    borders of halves of 2^n tokens.
+def store_spans(s_M, b_from, b_to, LEVELS: gl.constexpr, BASE: gl.constexpr, BLOCKS: gl.constexpr):
+    """The matrices [C, C] by which logs are summed: through token i, after it, with BLOCKS within its block of 2^BASE, and to or
+    from the borders of halves of 2^n tokens, n >= BASE.
 
     See `chunk_decay` and `border_decay` in ckda/ops/triton/tile.py.
     """
     DT: gl.constexpr = s_M.dtype
     s_M.index(THROUGH).store(gl.where(b_from <= b_to, 1.0, 0.0).to(DT))
     s_M.index(AFTER).store(gl.where(b_from > b_to, 1.0, 0.0).to(DT))
-    if BASE > 0:
+    if BLOCKS:
         m_block = (b_from >> BASE) == (b_to >> BASE)
         s_M.index(BORDERS + LEVELS - BASE).store(gl.where(m_block & (b_from <= b_to), 1.0, 0.0).to(DT))
         s_M.index(BORDERS + LEVELS - BASE + 1).store(
