@@ -167,7 +167,7 @@ class Change:
     task: dict[str, Any] = field(default_factory=dict)  #: options of the subject's task
     restarts: int = 0  #: seeds begun with, of which `keep` go on; 0: those asked for
     cull_share: float = 1 / 3  #: of the updates after which they are chosen
-    from_weights: bool = False  #: whether it begins from trained weights
+    from_weights: str = ""  #: how it begins from trained weights, by a name the subject knows; "": it does not
     goes_on: str = ""  #: the recipe by which its own weights are trained on; "": none
 
     def then(self, other: "Change") -> "Change":

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from ckda.command import plural
@@ -61,8 +62,9 @@ _PENALTIES = {
 
 
 def _steps(text: str) -> Change:
-    """N: updates (600, 15k)"""
-    return Change(plural(number(text), "update"), {"steps": number(text)})
+    """N: updates (600, 15k); 0 with trained weights: none"""
+    count = 0 if text == "0" else number(text)
+    return Change(plural(count, "update"), {"steps": count})
 
 
 def _batch(text: str) -> Change:
@@ -115,7 +117,7 @@ def _smoothing(text: str) -> Change:
 
 
 def _then(text: str) -> Change:
-    """RECIPE: then train on from these weights by finish or polish, as a run of its own"""
+    """RECIPE: then train on from these weights by finish, polish or snap, as a run of its own"""
     if text not in _FROM_WEIGHTS:
         raise ValueError(f"there are {', '.join(f'then={name}' for name in _FROM_WEIGHTS)}")
     return Change(f"then {text}: {_FROM_WEIGHTS[text][1]}", goes_on=text)
@@ -149,10 +151,19 @@ def _penalties() -> dict[str, Change]:
 _FINISH = Change(
     "500 updates of 256 words of length 32 from trained weights (--from)",
     {"steps": 500, "batch": 256, "curriculum": (32,), "lr_muon": 0.01, "lr_adamw": 2.5e-3},
-    from_weights=True,
+    from_weights="trained",
+)
+_SNAPPED = replace(
+    _FINISH,
+    about=f"{_FINISH.about}, in which gates and learning rates near their ends are moved there",
+    from_weights="snapped",
 )
 
 _FROM_WEIGHTS = {
+    "snap": (
+        "begin=snapped+steps=0",
+        "no update: of trained weights (--from) the gates and learning rates near their ends are moved there",
+    ),
     "finish": (
         "begin=trained+penalty=relations-sharp+momentum=0.95",
         "500 updates from trained weights (--from) that make nearly exact heads exact",
@@ -169,7 +180,7 @@ RECIPES = Book(
         {"block": 50, "momentum": "cycled"},
     ),
     changes={
-        "begin": {"trained": _FINISH},
+        "begin": {"trained": _FINISH, "snapped": _SNAPPED},
         "curriculum": {name: Change(text, training) for name, (text, training) in _STAGES.items()},
         "init": {name: Change(text, model=model) for name, (text, model) in _STARTS.items()},
         "silu": {

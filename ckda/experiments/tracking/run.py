@@ -23,6 +23,7 @@ from torch import Tensor
 from ckda.command import pick_device
 from ckda.experiments.common.store import Store, collect_records, plain, save_weights, stacked_parameters
 from ckda.experiments.tracking import shuffled_objects
+from ckda.experiments.tracking.ends import snapped
 from ckda.experiments.tracking.model import Tracker, build_tracker
 from ckda.experiments.tracking.penalties import check_penalties
 from ckda.experiments.tracking.recipes import RECIPES
@@ -353,7 +354,10 @@ def _ensemble(config: TrackConfig, task: WordProblem, mixer: str, name: str, dev
     ensemble = Ensemble(build, task, recipe, seeds, device)
     try:
         parameters = {name: p[places] for name, p in saved["parameters"].items()}
-        ensemble.begin_from(parameters, hashlib.sha256(Path(config.begin).read_bytes()).hexdigest()[:16])
+        name = hashlib.sha256(Path(config.begin).read_bytes()).hexdigest()[:16]
+        if change.from_weights == "snapped":
+            parameters, name = snapped(build, parameters), f"{name}, snapped"
+        ensemble.begin_from(parameters, name)
     except (RuntimeError, KeyError, TypeError, IndexError) as error:
         raise ValueError(f"{config.begin} holds no weights of this group and mixer") from error
     return ensemble
@@ -402,8 +406,10 @@ _NO_ATTENTION = "attention keeps every token; not tested so far"
 def _train(
     part: list[_Job], store: Store, fresh: bool, quiet: bool, left: float | None, advise: Callable[[float], None] | None
 ) -> float:
-    """Train these side by side; the seconds that took."""
-    ensembles = {job.name: job.ensemble for job in part}
+    """Train these side by side, but for those without updates; the seconds that took."""
+    ensembles = {job.name: job.ensemble for job in part if job.ensemble.recipe.steps}
+    if not ensembles:
+        return 0.0
     began = time.perf_counter()
 
     def words(name: str) -> str:
@@ -415,7 +421,7 @@ def _train(
         lambda name: store.files(name).checkpoint,
         fresh=fresh,
         quiet=quiet,
-        look_every=max(1, part[0].ensemble.recipe.steps // 200),
+        look_every=max(1, next(iter(ensembles.values())).recipe.steps // 200),
         time_limit=left,
         look=_watch,
         advise=advise,
