@@ -111,7 +111,7 @@ def _adviser(args: argparse.Namespace, hint: Callable[[float], str]) -> Callable
 def _quick_hint(config: TrackConfig) -> Callable[[float], str]:
     """How long the recipe `quick` would take, where it is much shorter."""
     shorter, asked = RECIPES.read("quick").recipe(), RECIPES.read(config.recipes[0]).recipe()
-    share = shorter.batch * shorter.work(0) / max(1, asked.batch * asked.work(0))
+    share = shorter.batch * shorter.work(0) / (asked.batch * asked.work(0))
 
     def hint(seconds: float) -> str:
         return f"; `--recipe quick` takes about {span_words(seconds * share)}" if share < 0.5 else ""

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from ckda.command import plural
@@ -62,9 +61,8 @@ _PENALTIES = {
 
 
 def _steps(text: str) -> Change:
-    """N: updates (600, 15k); 0 with trained weights: none"""
-    count = 0 if text == "0" else number(text)
-    return Change(plural(count, "update"), {"steps": count})
+    """N: updates (600, 15k)"""
+    return Change(plural(number(text), "update"), {"steps": number(text)})
 
 
 def _batch(text: str) -> Change:
@@ -117,7 +115,7 @@ def _smoothing(text: str) -> Change:
 
 
 def _then(text: str) -> Change:
-    """RECIPE: then train on from these weights by finish, polish or snap, as a run of its own"""
+    """RECIPE: then train on from these weights by finish, polish or settle, as a run of its own"""
     if text not in _FROM_WEIGHTS:
         raise ValueError(f"there are {', '.join(f'then={name}' for name in _FROM_WEIGHTS)}")
     return Change(f"then {text}: {_FROM_WEIGHTS[text][1]}", goes_on=text)
@@ -153,17 +151,14 @@ _FINISH = Change(
     {"steps": 500, "batch": 256, "curriculum": (32,), "lr_muon": 0.01, "lr_adamw": 2.5e-3},
     from_weights="trained",
 )
-_SNAPPED = replace(
-    _FINISH,
-    about=f"{_FINISH.about}, in which gates and learning rates near their ends are moved there",
+_SNAPPED = Change(
+    "800 updates of 64 words of length 32 with a strong closure penalty from trained weights (--from), in which gates and "
+    "learning rates near their ends are moved there first",
+    {"steps": 800, "batch": 64, "curriculum": (32,), "penalties": {"closure": 1.0}, "ramp": (0.0, 0.0)},
     from_weights="snapped",
 )
 
 _FROM_WEIGHTS = {
-    "snap": (
-        "begin=snapped+steps=0",
-        "no update: of trained weights (--from) the gates and learning rates near their ends are moved there",
-    ),
     "finish": (
         "begin=trained+penalty=relations-sharp+momentum=0.95",
         "500 updates from trained weights (--from) that make nearly exact heads exact",
@@ -171,6 +166,10 @@ _FROM_WEIGHTS = {
     "polish": (
         "begin=trained+penalty=relations-sampled+steps=1k+momentum=0.95",
         "1000 updates from trained weights (--from) to the same end, cheap with many heads and letters",
+    ),
+    "settle": (
+        "begin=snapped",
+        "trained weights (--from): gates and learning rates near their ends are moved there, then the rotations learn to close",
     ),
 }
 

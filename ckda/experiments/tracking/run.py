@@ -23,7 +23,7 @@ from torch import Tensor
 from ckda.command import pick_device
 from ckda.experiments.common.store import Store, collect_records, plain, save_weights, stacked_parameters
 from ckda.experiments.tracking import shuffled_objects
-from ckda.experiments.tracking.ends import snapped
+from ckda.experiments.tracking.ends import snap, snapped
 from ckda.experiments.tracking.model import Tracker, build_tracker
 from ckda.experiments.tracking.penalties import check_penalties
 from ckda.experiments.tracking.recipes import RECIPES
@@ -53,6 +53,7 @@ LENGTHS = (8, 16, 32, 64, 128, 256, 512)
 FAR_LENGTHS = (1024, 4096, 16_384, 65_536)
 _NEAR, _FAR_WORDS = 512, 32
 _SEGMENT = 96  # steps of a near test that are run at once: what training has compiled serves them
+_FAR_SEGMENT = {"cuda": 2048, "cpu": 256}  # of a far one; on a CPU 2048 took 13 GB for 24 seeds
 _WATCHES = 25  # times that the accuracy at the training length is measured during a training
 _SEEDS = 3  # where nobody says how many
 _SMOKE: dict[str, Any] = {"steps": 10, "batch": 8, "curriculum": (4, 6), "letters": (), "block": 3}
@@ -331,7 +332,10 @@ def _check_going_on(config: TrackConfig, task: WordProblem, mixer: str, first: C
     """ValueError now rather than after the first training."""
     if config.begin or first.restarts:
         raise ValueError("then= follows a training from random weights of which no seed is dropped")
-    check_penalties(build_tracker(mixer, task, **then.model), then.recipe().penalties, task)
+    model = build_tracker(mixer, task, **then.model)
+    check_penalties(model, then.recipe().penalties, task)
+    if then.from_weights == "snapped":
+        snap(model)
 
 
 def _ensemble(config: TrackConfig, task: WordProblem, mixer: str, name: str, device: str) -> Ensemble:
@@ -354,10 +358,9 @@ def _ensemble(config: TrackConfig, task: WordProblem, mixer: str, name: str, dev
     ensemble = Ensemble(build, task, recipe, seeds, device)
     try:
         parameters = {name: p[places] for name, p in saved["parameters"].items()}
-        name = hashlib.sha256(Path(config.begin).read_bytes()).hexdigest()[:16]
         if change.from_weights == "snapped":
-            parameters, name = snapped(build, parameters), f"{name}, snapped"
-        ensemble.begin_from(parameters, name)
+            parameters = snapped(build, parameters)
+        ensemble.begin_from(parameters, hashlib.sha256(Path(config.begin).read_bytes()).hexdigest()[:16])
     except (RuntimeError, KeyError, TypeError, IndexError) as error:
         raise ValueError(f"{config.begin} holds no weights of this group and mixer") from error
     return ensemble
@@ -406,10 +409,8 @@ _NO_ATTENTION = "attention keeps every token; not tested so far"
 def _train(
     part: list[_Job], store: Store, fresh: bool, quiet: bool, left: float | None, advise: Callable[[float], None] | None
 ) -> float:
-    """Train these side by side, but for those without updates; the seconds that took."""
-    ensembles = {job.name: job.ensemble for job in part if job.ensemble.recipe.steps}
-    if not ensembles:
-        return 0.0
+    """Train these side by side; the seconds that took."""
+    ensembles = {job.name: job.ensemble for job in part}
     began = time.perf_counter()
 
     def words(name: str) -> str:
@@ -421,7 +422,7 @@ def _train(
         lambda name: store.files(name).checkpoint,
         fresh=fresh,
         quiet=quiet,
-        look_every=max(1, next(iter(ensembles.values())).recipe.steps // 200),
+        look_every=max(1, part[0].ensemble.recipe.steps // 200),
         time_limit=left,
         look=_watch,
         advise=advise,
@@ -454,7 +455,7 @@ def _unfinished(job: _Job) -> str:
 
 def _shares(ensemble: Ensemble, task: WordProblem, size: int, length: int) -> Tensor:
     """[R, length] on the CPU: the share of `size` words that each replica has right at each step."""
-    segment = _SEGMENT if length <= _NEAR else 4 * _NEAR
+    segment = _SEGMENT if length <= _NEAR else _FAR_SEGMENT.get(torch.device(ensemble.device).type, 256)
 
     def prefill(tokens: Tensor, cache: Any) -> Any:
         return ensemble.call("prefill", tokens) if cache is None else ensemble.call("prefill", tokens, cache)

@@ -132,6 +132,11 @@ def test_one_command_trains_and_goes_on_from_its_own_weights(tmp_path, capsys, r
     refused([*command, "closed+then=finish"], "of which no seed is dropped")
     refused([*command, "quick+then=closed"], "there are then=finish, then=polish")
     refused([*command, "quick+then=polish", "--mixer", "gru"], "needs A, b, start of the transition")
+    refused([*command, "quick+then=settle", "--mixer", "kda-softplus"], "begin=snapped moves bounded gates")
+    assert main([*command, "quick+smoothing=0.1+then=settle"]) == 0
+    settled = json.loads((tmp_path / f"runs/{second.replace('polish', 'settle')}.json").read_text())
+    assert settled["recipe"]["penalties"] == {"closure": 1.0}
+    assert settled["key"]["began_from"] == record["key"]["began_from"]
 
 
 def without_times(result):
