@@ -84,9 +84,9 @@ def _collect(args: argparse.Namespace) -> int:
 
 
 def _write_sound(result: AudioResult, out: Path) -> None:
-    """The last window of every Complex KDA that has one, and the loop itself at those steps."""
+    """The last window of every run that has one, and the loop itself at those steps."""
     for name, one in result.runs.items():
-        if one.arm == "ckda" and one.windows:
+        if one.windows:
             last = list(one.windows.values())[-1]
             steps = f"{last.first}-{last.first + len(last.frames)}"
             pairs = {name: np.array(last.frames), "target": result.target(last.first, len(last.frames))}

@@ -186,3 +186,10 @@ def test_the_best_seed_of_even_is_kept(capsys, tmp_path):
         assert min(abs(head["turns"] % 2 - 1) for head in stored["heads"]) < 1e-6
         if seed == seen["seed"]:
             assert [h["turns"] for h in seen["heads"]] == pytest.approx([h["turns"] for h in stored["heads"]], abs=1e-5)
+
+
+@pytest.mark.parametrize("folder", ["continuation", "even", "seeds"])
+def test_every_kept_run_with_a_waveform_can_be_heard(folder):
+    runs = collect([KEPT / folder]).runs
+    heard = {path.name.split(".")[0] for path in (KEPT / folder / "sound").glob("*.wav")}
+    assert heard == {name for name, run in runs.items() if run.windows} | {"target"}
