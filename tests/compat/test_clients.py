@@ -232,6 +232,27 @@ def test_it_says_what_it_replaced_and_puts_it_back(capsys):
     assert module.chunk_kimi_delta_attention is original
 
 
+def test_a_block_that_would_change_nothing_is_refused():
+    """A result is good for one block: the second would run the client's own functions."""
+    result = accelerate("kimi_linear", quiet=True)
+    with result:
+        pass
+    for undone in (result, accelerate("olmo_hybrid", quiet=True)):
+        restore()
+        with pytest.raises(RuntimeError, match="was put back already; call accelerate"), undone:
+            pass
+
+
+def test_an_error_inside_a_block_puts_everything_back():
+    from transformers.models.kimi_linear import modeling_kimi_linear as module
+
+    original = module.chunk_kimi_delta_attention
+    with pytest.raises(KeyError), accelerate("kimi_linear", quiet=True):
+        raise KeyError
+    assert module.chunk_kimi_delta_attention is original
+    assert restore() == []
+
+
 def test_the_convolution_stays_where_a_package_serves_it(monkeypatch):
     """Unless ours is asked for; and it is put back."""
     from transformers.models.kimi_linear import modeling_kimi_linear as module
