@@ -185,22 +185,30 @@ def test_every_way_of_use(name, use, own_path, convolved):
     assert convolved
 
 
+def in_bfloat16(name, autocast):
+    """How far from float32 logits and all gradients together are, by the model's own path and by ours."""
+    model, tokens = MODELS[name](), torch.randint(61, (1, 100))
+    truth = run(model, tokens)
+    model = model if autocast else model.bfloat16()
+    errors = []
+    for accelerated in (False, True):
+        way = accelerate(name, quiet=True) if accelerated else contextlib.nullcontext()
+        with way, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            found = run(model, tokens)
+        apart = {key: error(found[key], x) for key, x in truth.items()}
+        logits, _ = apart.pop("logits"), apart.pop("loss")
+        errors.append([logits, float(torch.tensor([*apart.values()]).square().mean().sqrt())])
+    return errors
+
+
+@pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_bfloat16(name, own_path, convolved):
-    """Model and autocast: no further from float32 than twice the model's own path, all gradients together."""
-    for autocast in (False, True):
-        model, tokens = MODELS[name](), torch.randint(61, (1, 100))
-        truth = run(model, tokens)
-        model = model if autocast else model.bfloat16()
-        errors = []
-        for context in (contextlib.nullcontext(), accelerate(name, quiet=True)):
-            with context, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-                found = run(model, tokens)
-            apart = {key: error(found[key], x) for key, x in truth.items()}
-            logits = apart.pop("logits"), apart.pop("loss")
-            errors.append((logits[0], float(torch.tensor([*apart.values()]).square().mean().sqrt())))
-        theirs, ours = errors
-        assert all(a <= 2 * b for a, b in zip(ours, theirs, strict=True)), (autocast, errors)
+def test_bfloat16(name, autocast, own_path, convolved):
+    """Over four models no further from float32 than 1.5 times the model's own path; in one, an expert chosen otherwise decides."""
+    errors = torch.tensor([in_bfloat16(name, autocast) for _ in range(4)])
+    assert not torch.equal(errors[:, 0], errors[:, 1]), "ours was compared with ours"
+    theirs, ours = errors.square().mean(0).sqrt().unbind()
+    assert (ours <= 1.5 * theirs).all(), errors
 
 
 @pytest.mark.parametrize("place", ["convolved", "own_path"])
