@@ -37,6 +37,9 @@ class SignedDeltaAttention(kimi.KimiLinearDeltaAttention):
     s_proj: nn.Linear
     t_proj: nn.Linear
 
+    @kimi.force_accelerate_hooks(
+        "conv1d"
+    )  # whose weight is used without its forward: offloaded models bring it back by hooks
     def forward(
         self,
         hidden_states: Tensor,

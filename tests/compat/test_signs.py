@@ -217,6 +217,16 @@ def test_decoding_of_kimi_linear_with_signs_is_its_forward_pass():
     assert (layer.s_proj(torch.randn(50, 16)) < 0).any()
 
 
+def test_kimi_linear_with_signs_whose_weights_are_offloaded():
+    """Their place is taken by none until they are needed; that of the convolution, which is used by itself, as well."""
+    offload = pytest.importorskip("accelerate").cpu_offload
+    model, tokens = ckda.convert(kimi()), torch.randint(31, (2, 12))
+    shake(model)
+    expected = logits(model, tokens)
+    offload(model, execution_device=torch.device("cpu"))
+    assert torch.equal(logits(model, tokens), expected)
+
+
 def test_kimi_linear_with_signs_over_4096_tokens():
     """Against the layer without: rounding, far below 1e-3."""
     from ckda.compat import accelerate
