@@ -105,7 +105,8 @@ class Accelerated:
 def accelerate(*clients: str, quiet: bool = False, convolution: bool | None = None) -> Accelerated:
     """Make installed clients use our kernels, until :func:`restore`, or to the end of a `with` block.
 
-    Call it before or after the model is built, but before torch.compile. It acts when it is called, not when a block begins.
+    Call it before or after the model is built, but before torch.compile. It acts when it is called, not when a block begins,
+    and on the whole process, its threads included.
 
     Args:
         clients: names of :data:`CLIENTS`; none: all that are installed.

@@ -376,6 +376,21 @@ def test_keywords_of_the_model_that_the_operator_has_not_are_dropped():
     assert o.shape == x.shape
 
 
+def test_packed_sequences_that_a_model_hands_over_stay_apart():
+    from transformers.models.qwen3_next import modeling_qwen3_next as module
+
+    accelerate("qwen3_next", quiet=True)
+    x = torch.randn(1, 70, 2, 8)
+    options = {"initial_state": None, "output_final_state": False, "use_qk_l2norm_in_kernel": True}
+
+    def operator(x, cu_seqlens=None):
+        g, beta = -x[..., 0].abs(), x[..., 1].sigmoid()
+        return module.torch_chunk_gated_delta_rule(x, x, x, g=g, beta=beta, cu_seqlens=cu_seqlens, **options)[0]
+
+    packed = operator(x, torch.tensor([0, 30, 70], dtype=torch.int32))
+    torch.testing.assert_close(packed, torch.cat([operator(x[:, :30]), operator(x[:, 30:])], 1), rtol=1e-5, atol=1e-5)
+
+
 def test_bad_input(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match=r"there is no client 'mamba'; there are fla\.kda"):
         accelerate("mamba")
