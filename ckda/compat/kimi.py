@@ -37,9 +37,8 @@ class SignedDeltaAttention(kimi.KimiLinearDeltaAttention):
     s_proj: nn.Linear
     t_proj: nn.Linear
 
-    @kimi.force_accelerate_hooks(
-        "conv1d"
-    )  # whose weight is used without its forward: offloaded models bring it back by hooks
+    # the weight of conv1d is used without its forward, by whose hooks offloaded weights are brought back
+    @kimi.force_accelerate_hooks("conv1d")
     def forward(
         self,
         hidden_states: Tensor,

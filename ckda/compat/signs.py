@@ -54,7 +54,8 @@ def convert(source: Any) -> Any:
     if kind == "complex_kda":
         from ckda.models.lm import ComplexKDAForCausalLM
 
-        return _converted(_whole(ComplexKDAForCausalLM, folder))
+        model = _whole(ComplexKDAForCausalLM, folder)
+        return model if any(isinstance(x, SignFactor) for x in model.modules()) else _converted(model)
     if kind in ("kimi_linear", "kimi_linear_signed"):
         from transformers import KimiLinearForCausalLM
 

@@ -172,6 +172,11 @@ def test_a_damaged_checkpoint_is_refused(damage, make, mixer, converted, tmp_pat
         ckda.convert(tmp_path)
 
 
+def test_a_folder_with_factors_beside_signed_gates_is_loaded_as_it_is(tmp_path):
+    tiny(layer_mixers=["kda-factor", "ckda"]).save_pretrained(tmp_path)
+    assert ckda.convert(tmp_path).config.mixers() == ["kda-factor", "ckda"]
+
+
 def test_tied_weights_are_not_missing(tmp_path):
     tiny(tie_word_embeddings=True).save_pretrained(tmp_path)
     assert ckda.convert(tmp_path).config.tie_word_embeddings
