@@ -112,21 +112,31 @@ def test_the_auto_classes_load_a_converted_folder_with_its_factors(make, tmp_pat
     torch.testing.assert_close(logits(ckda.convert(tmp_path / "again").eval(), tokens), expected)
 
 
-def test_the_auto_classes_find_this_package_by_the_folder(tmp_path):
-    """In a program that does not import it, with trust_remote_code=True."""
+@pytest.mark.parametrize(
+    "load",
+    [
+        "import transformers; load = transformers.AutoModelForCausalLM.from_pretrained; options = {'trust_remote_code': True}",
+        "from ckda.lm.models import load_model as load; options = {}",
+    ],
+    ids=["auto", "lm"],
+)
+def test_a_program_that_did_not_import_it_finds_the_model_by_its_folder(load, tmp_path):
     model, tokens = ckda.convert(experts()), torch.randint(31, (2, 20))
     shake(model)
     model.save_pretrained(tmp_path)
     torch.save((tokens, logits(model, tokens)), tmp_path / "example.pt")
     program = f"""
-import torch, transformers
-model = transformers.AutoModelForCausalLM.from_pretrained("{tmp_path}", trust_remote_code=True).eval()
+import torch
+{load}
+model = load("{tmp_path}", **options).eval()
 tokens, expected = torch.load("{tmp_path}/example.pt")
 with torch.no_grad():
     torch.testing.assert_close(model(tokens).logits, expected, rtol=1e-4, atol=1e-4)
 """
     env = os.environ | {"PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "home")}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=env, stdin=subprocess.DEVNULL
+    )
     assert done.returncode == 0, done.stderr
 
 
