@@ -126,6 +126,8 @@ def accelerate(*clients: str, quiet: bool = False, convolution: bool | None = No
     unknown = [name for name in clients if not isinstance(name, str) or name not in CLIENTS]
     if unknown:
         raise ValueError(f"there is no client {unknown[0]!r}; there are {', '.join(CLIENTS)}")
+    if convolution not in (None, True, False):
+        raise ValueError(f"convolution is {convolution!r}; it must be True, False, or None")
     replaced: list[Replaced] = []
     absent: dict[str, str] = {}
     for client in clients or CLIENTS:

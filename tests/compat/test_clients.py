@@ -400,6 +400,8 @@ def test_bad_input(monkeypatch, tmp_path):
     with pytest.raises(ImportError, match="none: nowhere_to_be_found is not installed"):
         accelerate("kimi_linear", "none")
     assert restore() == [], "what is refused replaces nothing"
+    with pytest.raises(ValueError, match="convolution is 'ours'; it must be True, False, or None"):
+        accelerate("kimi_linear", convolution="ours")
     with pytest.raises(ValueError, match=r"there is no client \['kimi_linear'\]"):
         accelerate(["kimi_linear"])
     (tmp_path / "broken_client.py").write_text("raise RuntimeError('no driver')")
