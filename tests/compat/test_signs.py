@@ -66,6 +66,8 @@ MAKERS = {
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_the_same_model_with_gradients_for_its_factors_saved_and_loaded(name, tmp_path):
+    if name == "Kimi-Linear" and importlib.util.find_spec("fla") and not torch.cuda.is_available():
+        pytest.skip("transformers takes FLA's GPU kernels where FLA is installed")
     model, tokens = MAKERS[name](), torch.randint(31, (2, 40))
     before = logits(model, tokens)
     written = model.generate(tokens[:, :9], max_new_tokens=8, do_sample=False)
