@@ -90,6 +90,8 @@ class Accelerated:
         self.absent = absent  #: client -> why it was left
 
     def __enter__(self) -> "Accelerated":
+        if any((one.module, one.name) not in _ORIGINAL for one in self.replaced):
+            raise RuntimeError("what this accelerate() replaced was put back already; call accelerate() again")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -103,7 +105,8 @@ class Accelerated:
 def accelerate(*clients: str, quiet: bool = False, convolution: bool | None = None) -> Accelerated:
     """Make installed clients use our kernels, until :func:`restore`, or to the end of a `with` block.
 
-    Call it before or after the model is built, but before torch.compile.
+    Call it before or after the model is built, but before torch.compile. It acts when it is called, not when a block begins,
+    and on the whole process, its threads included.
 
     Args:
         clients: names of :data:`CLIENTS`; none: all that are installed.
@@ -123,6 +126,8 @@ def accelerate(*clients: str, quiet: bool = False, convolution: bool | None = No
     unknown = [name for name in clients if not isinstance(name, str) or name not in CLIENTS]
     if unknown:
         raise ValueError(f"there is no client {unknown[0]!r}; there are {', '.join(CLIENTS)}")
+    if convolution not in (None, True, False):
+        raise ValueError(f"convolution is {convolution!r}; it must be True, False, or None")
     replaced: list[Replaced] = []
     absent: dict[str, str] = {}
     for client in clients or CLIENTS:

@@ -206,6 +206,7 @@ def load_fla(folder: str | Path, **overrides: Any) -> Any:
     Args:
         overrides: of :class:`ComplexKDAConfig`, for what FLA's configuration cannot say: mixer="ckda", activate=[...].
     """
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     from ckda.models.lm import ComplexKDAForCausalLM
@@ -215,7 +216,10 @@ def load_fla(folder: str | Path, **overrides: Any) -> Any:
     if not (folder / "config.json").is_file() or not files:
         raise ValueError(f"{folder} has no config.json with *.safetensors beside it")
     theirs = read_json(folder / "config.json")
-    weights = from_fla({name: tensor for file in files for name, tensor in load_file(file).items()})
+    try:
+        weights = from_fla({name: tensor for file in files for name, tensor in load_file(file).items()})
+    except SafetensorError as error:
+        raise ValueError(f"the weights in {folder} cannot be read: {error}") from error
     overrides = theirs.get("ckda", {}) | overrides
     if "beta_init" not in overrides and "model.layers.0.mixer.b_proj.bias" in weights:
         overrides["beta_init"] = "spread"  # which is what gives b_proj a bias

@@ -94,7 +94,7 @@ def chunk_kda(
         (torch.Size([1, 100, 2, 8]), torch.Size([1, 2, 8, 8]))
     """
     if chunk_size not in (32, 64):
-        raise ValueError(f"chunk_size is {chunk_size}; `chunk_size` must be either 32 or 64, FLA's choices for KDA")
+        raise ValueError(f"chunk_size is {chunk_size!r}; `chunk_size` must be either 32 or 64, FLA's choices for KDA")
     _check_ranks(q=(q, 4), k=(k, 4), v=(v, 4), g=(g, 4), beta=(beta, 3))
     _check_bound(safe_gate and use_gate_in_kernel, lower_bound)
     v_first = _v_first(state_v_first, transpose_state_layout)
@@ -263,7 +263,7 @@ def chunk_gated_delta_rule(
         (torch.Size([1, 70, 2, 8]), None)
     """
     if chunk_size not in (16, 32, 64):
-        raise ValueError(f"chunk_size is {chunk_size}; `chunk_size` must be 16, 32, or 64, FLA's choices for GDN")
+        raise ValueError(f"chunk_size is {chunk_size!r}; `chunk_size` must be 16, 32, or 64, FLA's choices for GDN")
     _check_ranks(q=(q, 4), k=(k, 4), v=(v, 4), g=(g, 3), beta=(beta, 3))
     v_first = _v_first(state_v_first, transpose_state_layout)
     if use_gate_in_kernel:
@@ -364,6 +364,8 @@ def chunk_gated_delta_product(
     log = torch.stack([log, *[torch.zeros_like(log)] * (n - 1)], 2).flatten(1, 2)
     query = torch.stack([*[torch.zeros_like(q)] * (n - 1), q], 2).flatten(1, 2)
     _check_lengths(cu_seqlens, cu_seqlens_cpu)
+    if cp_context is None:
+        _check_end(cu_seqlens, T)
     places = cu_seqlens * n if isinstance(cu_seqlens, Tensor) else cu_seqlens
     rate = _rate(beta, q, False, False)
     arguments = _arguments(
@@ -392,6 +394,12 @@ def fused_kda_gate(
     """
     if A_log is None and lower_bound is None:
         raise ValueError("A_log is None; without lower_bound it must be given")
+    for name, x in (("g", g), ("A_log", A_log), ("dt_bias", dt_bias)):
+        if not (isinstance(x, Tensor) and x.is_floating_point()) and (x is not None or name == "g"):
+            was = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"{name} is {was}; it must be a floating tensor{' or None' * (name != 'g')}")
+    if not isinstance(output_dtype, torch.dtype) or not output_dtype.is_floating_point:
+        raise ValueError(f"output_dtype is {output_dtype!r}; it must be a floating dtype of torch")
     if g.dim() < 2:
         raise ValueError(f"the shape of g is {list(g.shape)}; it must be [..., H, K]")
     _check_bound(False, lower_bound)
@@ -513,6 +521,15 @@ def _check_lengths(cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None) -> 
         raise ValueError("cu_seqlens_cpu is given without cu_seqlens; it is only a copy of it")
 
 
+def _check_end(cu_seqlens: Any, T: int) -> None:
+    """In the user's numbers; all else is checked with those of the operator."""
+    readable = isinstance(cu_seqlens, Tensor) and cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling()
+    if readable and cu_seqlens.numel() and cu_seqlens.flatten()[-1] != T:
+        raise ValueError(
+            f"cu_seqlens ends at {cu_seqlens.flatten()[-1]}; it must end at T = {T}: it counts tokens, not updates"
+        )
+
+
 def _check_states(use_graph: bool, cp_context: Any) -> None:
     if use_graph:
         raise ValueError(
@@ -525,9 +542,11 @@ def _check_states(use_graph: bool, cp_context: Any) -> None:
 
 
 def _check_graph(cu_seqlens: Tensor | None, max_num_seqs: int | None) -> None:
-    if None not in (cu_seqlens, max_num_seqs) and cu_seqlens.numel() - 1 != max_num_seqs:  # type: ignore[union-attr]
+    if max_num_seqs is not None and not isinstance(max_num_seqs, int):
+        raise ValueError(f"max_num_seqs is {max_num_seqs!r}; it must be a whole number, or None")
+    if cu_seqlens is not None and max_num_seqs is not None and cu_seqlens.numel() - 1 != max_num_seqs:
         raise ValueError(
-            f"cu_seqlens has {cu_seqlens.numel()} entries; it must have max_num_seqs + 1 = {max_num_seqs + 1}"  # type: ignore[union-attr, operator]
+            f"cu_seqlens has {cu_seqlens.numel()} entries; it must have max_num_seqs + 1 = {max_num_seqs + 1}"
         )
 
 

@@ -1,7 +1,8 @@
 """transformers' Kimi-Linear with sign factors: its KDA layer with one more projection, in the same place of the stack.
 
 The layer keeps its parameters and their names; `s_proj` (the factor of alpha) and `t_proj` (that of beta) are added, both zero at
-the start. Norms stay Kimi-Linear's. In save_pretrained's folder the configuration says `sign_factor`.
+the start. Norms stay Kimi-Linear's. A saved model has a model_type of its own, so that nothing loads it without its factors.
+Importing this module registers the Auto classes.
 """
 
 from pathlib import Path
@@ -9,14 +10,25 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import KimiLinearConfig, KimiLinearForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, KimiLinearConfig, KimiLinearForCausalLM
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.models.kimi_linear import modeling_kimi_linear as kimi
 
 from ckda.compat.fla import l2norm
 from ckda.layers.sign_factor import sign_factor, sign_projection
 from ckda.ops import complex_kda
+from ckda.record import write_text
 
-__all__ = ["SignedDeltaAttention", "add_factor", "load"]
+__all__ = ["SignedDeltaAttention", "SignedKimiLinearConfig", "SignedKimiLinearForCausalLM", "add_factors"]
+
+_AUTO_MAP = {
+    "AutoConfig": "modeling_ckda.SignedKimiLinearConfig",
+    "AutoModelForCausalLM": "modeling_ckda.SignedKimiLinearForCausalLM",
+}
+#: the file modeling_ckda.py beside saved weights
+_REMOTE = """# This model needs the package ckda (pip install 'ckda[lm]'). After `import ckda.compat.kimi` this file is not read.
+from ckda.compat.kimi import SignedKimiLinearConfig, SignedKimiLinearForCausalLM  # noqa: F401
+"""
 
 
 class SignedDeltaAttention(kimi.KimiLinearDeltaAttention):
@@ -25,6 +37,8 @@ class SignedDeltaAttention(kimi.KimiLinearDeltaAttention):
     s_proj: nn.Linear
     t_proj: nn.Linear
 
+    # the weight of conv1d is used without its forward, by whose hooks offloaded weights are brought back
+    @kimi.force_accelerate_hooks("conv1d")
     def forward(
         self,
         hidden_states: Tensor,
@@ -82,21 +96,53 @@ def add_factor(layer: nn.Module) -> SignedDeltaAttention:
     return layer
 
 
-class _WithFactors(KimiLinearForCausalLM):
+class SignedKimiLinearConfig(KimiLinearConfig):
+    """Kimi-Linear's configuration under another name."""
+
+    model_type = "kimi_linear_signed"
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Nothing: a saved model refers to this package and carries no copy of its files."""
+
+
+class SignedKimiLinearForCausalLM(KimiLinearForCausalLM):
     """Kimi-Linear that has its factors before weights are loaded, so that they are among them."""
+
+    config: SignedKimiLinearConfig
 
     def __init__(self, config: Any):
         super().__init__(config)
-        for layer in [x for x in self.modules() if isinstance(x, kimi.KimiLinearDeltaAttention)]:
-            add_factor(layer)
+        add_factors(self)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
+        """Nothing: a saved model refers to this package and carries no copy of its files."""
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """As transformers does it, and a short file by which the Auto classes find this package (trust_remote_code=True)."""
+        self.config.auto_map = _AUTO_MAP
+        super().save_pretrained(save_directory, *args, **kwargs)
+        write_text(Path(save_directory) / "modeling_ckda.py", _REMOTE)
 
 
-def load(folder: str | Path) -> Any:
-    """Kimi-Linear from a folder, with sign factors: those saved there, or new ones."""
-    from ckda.compat.signs import convert
+def add_factors(model: nn.Module) -> None:
+    """Factors of one for every KDA layer of Kimi-Linear, in place; the model and its configuration take their new names."""
+    for module in [*model.modules()]:
+        if type(module) is kimi.KimiLinearDeltaAttention:
+            add_factor(module)
+        elif type(module) is KimiLinearForCausalLM:
+            module.__class__ = SignedKimiLinearForCausalLM
+        config: Any = getattr(module, "config", None)
+        if type(config) is KimiLinearConfig:
+            config.__class__ = SignedKimiLinearConfig
 
-    if not getattr(KimiLinearConfig.from_pretrained(folder), "sign_factor", False):
-        return convert(KimiLinearForCausalLM.from_pretrained(folder))
-    model: Any = _WithFactors.from_pretrained(folder)
-    model.__class__ = KimiLinearForCausalLM
-    return model
+
+AutoConfig.register(SignedKimiLinearConfig.model_type, SignedKimiLinearConfig, exist_ok=True)
+AutoModelForCausalLM.register(SignedKimiLinearConfig, SignedKimiLinearForCausalLM, exist_ok=True)
+# checkpoints keep their own names and shapes on the disk
+register_checkpoint_conversion_mapping(
+    SignedKimiLinearConfig.model_type,
+    get_checkpoint_conversion_mapping(KimiLinearConfig.model_type) or [],
+    overwrite=True,
+)

@@ -28,7 +28,8 @@ def convert(source: Any) -> Any:
     Args:
         source: a model that holds KDA layers, ours (:class:`ckda.ComplexKDA` with a positive gate) or transformers' Kimi-Linear;
             or the folder of one: FLA's KDA (config.json with model_type "kda"), Kimi-Linear's, or ours. A folder that was saved
-            after conversion is loaded with its factors; a model that has them stays as it is.
+            after conversion is loaded with its factors; a model that has them stays as it is. Of a folder that lacks weights
+            nothing is drawn anew: it is refused.
 
     Example:
         >>> layers = nn.Sequential(ComplexKDA(32, 2, 8, gate="sigmoid", beta_range=1), nn.Linear(32, 32))
@@ -45,7 +46,7 @@ def convert(source: Any) -> Any:
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json; it must be the folder of a KDA checkpoint, or a model")
     config = read_json(folder / "config.json")
-    kind = config.get("model_type")
+    kind = config.get("model_type") if isinstance(config, dict) else config
     if kind == "kda":
         from ckda.compat.convert import load_fla
 
@@ -53,37 +54,54 @@ def convert(source: Any) -> Any:
     if kind == "complex_kda":
         from ckda.models.lm import ComplexKDAForCausalLM
 
-        model = ComplexKDAForCausalLM.from_pretrained(folder)
+        model = _whole(ComplexKDAForCausalLM, folder)
         return model if any(isinstance(x, SignFactor) for x in model.modules()) else _converted(model)
-    if kind == "kimi_linear":
-        from ckda.compat.kimi import load
+    if kind in ("kimi_linear", "kimi_linear_signed"):
+        from transformers import KimiLinearForCausalLM
 
-        return load(folder)
+        from ckda.compat.kimi import SignedKimiLinearForCausalLM
+
+        signed = kind == "kimi_linear_signed" or config.get("sign_factor", False)  # as older folders say it
+        return _converted(_whole(SignedKimiLinearForCausalLM if signed else KimiLinearForCausalLM, folder))
     raise ValueError(f"model_type is {kind!r}; it must be 'kda' (FLA's), 'kimi_linear' or 'complex_kda' (ours)")
+
+
+def _whole(kind: Any, folder: Path) -> Any:
+    """A model from its folder, or a sentence where weights are missing or damaged, in whose place transformers draws new ones."""
+    from safetensors import SafetensorError
+
+    try:
+        model, found = kind.from_pretrained(folder, output_loading_info=True, ignore_mismatched_sizes=True)
+    except SafetensorError as error:
+        raise ValueError(f"the weights in {folder} cannot be read: {error}") from error
+    wrong = sorted([*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])])
+    if wrong:
+        raise ValueError(
+            f"{folder} does not hold the weights of its configuration: {', '.join(wrong[:3])} ({len(wrong)})"
+        )
+    return model
 
 
 def _converted(model: nn.Module) -> nn.Module:
     """Every KDA layer of the model with a sign factor, and its configuration, where it has one, with the mixers' new names."""
     if isinstance(model, ComplexKDA):
-        return with_sign_factor(model)
-    found = [(name, x) for name, x in model.named_modules() if type(x) is ComplexKDA]
-    for name, layer in found:
+        return model if isinstance(model, SignFactor) else with_sign_factor(model)
+    places = [(name, x) for name, x in model.named_modules(remove_duplicate=False) if type(x) is ComplexKDA]
+    new = {layer: with_sign_factor(layer) for _, layer in places}  # all before any takes its place: one may be refused
+    for name, layer in places:
         parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, with_sign_factor(layer))
-    kimi = [x for x in model.modules() if type(x).__name__ == "KimiLinearDeltaAttention"]
+        setattr(model.get_submodule(parent), child, new[layer])
+    kimi = any(type(x).__name__ == "KimiLinearDeltaAttention" for x in model.modules())
     if kimi:
-        from ckda.compat.kimi import add_factor
+        from ckda.compat.kimi import add_factors
 
-        for one in kimi:
-            add_factor(one)
-    if not found and not kimi and any(type(x).__name__ in _CONVERTED for x in model.modules()):
+        add_factors(model)
+    if not places and not kimi and any(type(x).__name__ in _CONVERTED for x in model.modules()):
         return model
-    if not found and not kimi:
+    if not places and not kimi:
         raise ValueError(f"{type(model).__name__} holds no KDA layer; it must hold ckda.ComplexKDA or Kimi-Linear's")
     config: Any = getattr(model, "config", None)
-    if kimi and config is not None:
-        config.sign_factor = True
-    elif hasattr(config, "layer_mixers"):
+    if places and hasattr(config, "layer_mixers"):
         config.layer_mixers = [f"{name}-factor" if f"{name}-factor" in MIXERS else name for name in config.mixers()]
         inner: Any = getattr(model, "model", model)
         inner.mixers = config.mixers()
@@ -108,8 +126,10 @@ def with_sign_factor(layer: ComplexKDA) -> SignFactor:
         backend=layer.backend,
     )  # fmt: skip
     new.b_proj = nn.Linear(layer.hidden_size, layer.num_v_heads, bias=layer.b_proj.bias is not None)
-    weight = layer.q_proj.weight
-    new.to(weight.device, weight.dtype).load_state_dict(layer.state_dict(), strict=False, assign=True)
+    weight, learned = layer.q_proj.weight, {name: p.requires_grad for name, p in layer.named_parameters()}
+    new.to(weight.device, weight.dtype).load_state_dict(layer.state_dict(keep_vars=True), strict=False, assign=True)
+    for name, wanted in learned.items():
+        new.get_parameter(name).requires_grad_(wanted)
     return new.train(layer.training)
 
 

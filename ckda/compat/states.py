@@ -12,20 +12,28 @@ from torch import Tensor
 
 from ckda.ops import complex_kda, complex_kda_step, serving
 
-__all__ = ["check_written", "on_slots", "recur", "state_in", "state_out", "with_states"]
+__all__ = ["check_state", "check_written", "on_slots", "recur", "state_in", "state_out", "with_states"]
 
 
-def state_in(state: Tensor | None, v_first: bool, arguments: dict[str, Any], slots: bool = False) -> Tensor | None:
-    """FLA's state as the operator's [N, HV, K, V], or a sentence where its shape is another; a pool has any number of slots."""
+def state_in(state: Tensor | None, v_first: bool, arguments: dict[str, Any]) -> Tensor | None:
+    """FLA's state as the operator's [N, HV, K, V], or a sentence where its shape is another."""
     if state is None:
         return None
+    check_state(state, v_first, arguments)
+    wide = torch.float64 if arguments["v"].dtype == torch.float64 else torch.float32
+    return (state.mT if v_first else state).to(wide).contiguous()
+
+
+def check_state(state: Tensor, v_first: bool, arguments: dict[str, Any], slots: bool = False) -> None:
+    """A sentence where a state, or a pool of any number of slots, does not have FLA's shape."""
     if not isinstance(state, Tensor) or not state.is_floating_point():
         was = state.dtype if isinstance(state, Tensor) else type(state).__name__
         raise ValueError(f"initial_state is {was}; it must be a floating tensor, or None")
     k, v, cu_seqlens = arguments["k"], arguments["v"], arguments["cu_seqlens"]
     N = k.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
-    shape = [state.shape[0] if slots else N, v.shape[2], k.shape[3], v.shape[3]]
-    axes = "N, HV, K, V"
+    if slots:
+        N = state.shape[0] if state.dim() and state.shape[0] else 1  # a pool has any number, but not none
+    shape, axes = [N, v.shape[2], k.shape[3], v.shape[3]], "N, HV, K, V"
     if v_first:
         shape[2:], axes = shape[:1:-1], "N, HV, V, K"
     if list(state.shape) != shape:
@@ -34,8 +42,6 @@ def state_in(state: Tensor | None, v_first: bool, arguments: dict[str, Any], slo
         raise ValueError(f"the shape of initial_state is {list(state.shape)}; it must be [{axes}] = {shape}{hint}")
     if state.device != v.device:
         raise ValueError(f"the device of initial_state is {state.device}; it must be that of v, {v.device}")
-    wide = torch.float64 if v.dtype == torch.float64 else torch.float32
-    return (state.mT if v_first else state).to(wide).contiguous()
 
 
 def state_out(state: Tensor | None, v_first: bool) -> Tensor | None:
@@ -64,7 +70,7 @@ def on_slots(arguments: dict[str, Any], pool: Tensor, v_first: bool, slots: Tens
     With one slot a sequence and as many tokens as sequences, each has one token, or none: then nothing is read back from a GPU.
     """
     v, cu_seqlens = arguments["v"], arguments["cu_seqlens"]
-    state_in(pool[:1], v_first, arguments, slots=True)
+    check_state(pool, v_first, arguments, slots=True)
     check_written(pool)
     N = v.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
     if not isinstance(slots, Tensor):

@@ -133,6 +133,10 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype = torch
     if place is not None:
         from transformers import AutoModelForCausalLM
 
+        config = read_json(place / "config.json")
+        if isinstance(config, dict) and config.get("model_type") == "kimi_linear_signed":
+            import ckda.compat.kimi  # noqa: F401  it registers the Auto classes
+
         try:
             with _no_bars():
                 whole: Any = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **changes)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ckda.ops import complex_kda, complex_kda_step, validate
+from ckda.ops.call import Call
 
 __all__ = ["prefill", "states_every", "step", "verify"]
 
@@ -49,14 +50,14 @@ def prefill(
         >>> pool.abs().sum((1, 2, 3)) > 0
         tensor([False,  True, False,  True])
     """
-    N = q.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
+    _tokens((q, k, v, g, beta), options)
+    N = q.shape[0] if cu_seqlens is None else _whole_numbers("cu_seqlens", cu_seqlens).numel() - 1
     slots = _checked(pool, slots, N, 1, k, v, v_first)
     state = _read(pool, slots, v, v_first)
     if fresh is not None:
-        if fresh.shape != slots.shape or fresh.dtype != torch.bool:
-            raise ValueError(
-                f"fresh is {fresh.dtype} {list(fresh.shape)}; it must be torch.bool [N] = {list(slots.shape)}"
-            )
+        if not isinstance(fresh, Tensor) or fresh.shape != slots.shape or fresh.dtype != torch.bool:
+            was = f"{fresh.dtype} {list(fresh.shape)}" if isinstance(fresh, Tensor) else type(fresh).__name__
+            raise ValueError(f"fresh is {was}; it must be torch.bool [N] = {list(slots.shape)}")
         state = state.masked_fill(fresh.view(N, 1, 1, 1), 0.0)
     o, following = complex_kda(
         q, k, v, g, beta, cu_seqlens=cu_seqlens, initial_state=state, output_final_state=True, **options
@@ -129,7 +130,7 @@ def verify(
         torch.Size([1, 2, 8])
     """
     tokens, options = _tokens((q, k, v, g, beta), options)
-    total, N = v.shape[0], cu_seqlens.numel() - 1
+    total, N = v.shape[0], _whole_numbers("cu_seqlens", cu_seqlens).numel() - 1
     slots = _checked(pool, slots, N, 2, k, v, v_first)
     W = slots.shape[1]
     _check_lengths(cu_seqlens, total, W)
@@ -174,21 +175,21 @@ def states_every(
         >>> states.shape, float(states[:, 0].abs().max())
         (torch.Size([1, 3, 2, 8, 8]), 0.0)
     """
+    tokens, others = _tokens((q, k, v, g, beta), options)
     validate(q, k, v, g, beta, initial_state=initial_state, cu_seqlens=cu_seqlens, **options)
-    if num_tokens < 1:
-        raise ValueError(f"num_tokens is {num_tokens}; it must be at least 1")
+    if not isinstance(num_tokens, int) or num_tokens < 1:
+        raise ValueError(f"num_tokens is {num_tokens!r}; it must be a whole number from 1")
     N = q.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
     start = initial_state
     if start is None:
         wide = torch.promote_types(v.dtype, torch.float32)
         start = v.new_zeros(N, v.shape[2], q.shape[3], v.shape[3], dtype=wide)
-    tokens, options = _tokens((q, k, v, g, beta), options)
     if cu_seqlens is None:
-        return _piece_by_piece(tokens, start, num_tokens, options)
+        return _piece_by_piece(tokens, start, num_tokens, others)
     bounds, parts = cu_seqlens.tolist(), []
     for n in range(N):
         here = _between(bounds[n], bounds[n + 1], tokens)
-        parts.append(_piece_by_piece(here, start[n : n + 1], num_tokens, options))
+        parts.append(_piece_by_piece(here, start[n : n + 1], num_tokens, others))
     o, state, states = (torch.cat(x, dim) for x, dim in zip(zip(*parts, strict=True), (1, 0, 1), strict=True))
     return o, state, states
 
@@ -212,8 +213,15 @@ def _piece_by_piece(
 # Tokens ---------------------------------------------------------------------------------------------------------------------
 
 
+#: what `options` may hold
+_OPTIONS = tuple(x for x in Call._fields[5:] if x not in ("initial_state", "output_final_state", "cu_seqlens"))
+
+
 def _tokens(main: tuple[Any, ...], options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What has a row a token, as many rows each as q, and the other options. What is None stays so."""
+    unknown = [name for name in options if name not in _OPTIONS]
+    if unknown:
+        raise ValueError(f"there is no option {unknown[0]!r} here; there are {', '.join(_OPTIONS)}")
     tokens = dict(zip(("q", "k", "v", "g", "beta"), main, strict=True))
     tokens |= {name: options[name] for name in ("sign", "erase", "write") if options.get(name) is not None}
     q = tokens["q"]
@@ -223,6 +231,16 @@ def _tokens(main: tuple[Any, ...], options: dict[str, Any]) -> tuple[dict[str, A
         if x is not None and x.shape[0] != q.shape[0]:
             raise ValueError(f"the shape of {name} is {list(x.shape)}; its first axis must be that of q, {q.shape[0]}")
     return tokens, {name: x for name, x in options.items() if name not in tokens}
+
+
+def _whole_numbers(name: str, x: Any) -> Tensor:
+    if not isinstance(x, Tensor) or x.dtype not in _WHOLE:
+        was = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"{name} is {was}; it must be a tensor of whole numbers")
+    return x
+
+
+_WHOLE = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def _at(rows: Tensor, tokens: dict[str, Any]) -> dict[str, Any]:
@@ -275,8 +293,8 @@ def _checked(pool: Tensor, slots: Tensor, N: int, rank: int, k: Tensor, v: Tenso
         raise ValueError(f"pool is {pool.dtype} on {pool.device}; it must be floating numbers on {v.device}")
     if slots.dim() != rank or slots.shape[0] != N:
         raise ValueError(f"the shape of slots is {list(slots.shape)}; it must be {[N] if rank == 1 else [N, 'W']}")
-    if slots.is_floating_point() or slots.device != v.device:
-        raise ValueError(f"slots is {slots.dtype} on {slots.device}; it must be whole numbers on {v.device}")
+    if _whole_numbers("slots", slots).device != v.device:
+        raise ValueError(f"the device of slots is {slots.device}; it must be that of v, {v.device}")
     if slots.device.type == "cpu" and bool((slots >= pool.shape[0]).any()):
         raise ValueError(
             f"slots has the entry {int(slots.max())}; it must be below the number of slots, {pool.shape[0]}"

@@ -185,22 +185,30 @@ def test_every_way_of_use(name, use, own_path, convolved):
     assert convolved
 
 
+def in_bfloat16(name, autocast):
+    """How far from float32 logits and all gradients together are, by the model's own path and by ours."""
+    model, tokens = MODELS[name](), torch.randint(61, (1, 100))
+    truth = run(model, tokens)
+    model = model if autocast else model.bfloat16()
+    errors = []
+    for accelerated in (False, True):
+        way = accelerate(name, quiet=True) if accelerated else contextlib.nullcontext()
+        with way, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            found = run(model, tokens)
+        apart = {key: error(found[key], x) for key, x in truth.items()}
+        logits, _ = apart.pop("logits"), apart.pop("loss")
+        errors.append([logits, float(torch.tensor([*apart.values()]).square().mean().sqrt())])
+    return errors
+
+
+@pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_bfloat16(name, own_path, convolved):
-    """Model and autocast: no further from float32 than twice the model's own path, all gradients together."""
-    for autocast in (False, True):
-        model, tokens = MODELS[name](), torch.randint(61, (1, 100))
-        truth = run(model, tokens)
-        model = model if autocast else model.bfloat16()
-        errors = []
-        for context in (contextlib.nullcontext(), accelerate(name, quiet=True)):
-            with context, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-                found = run(model, tokens)
-            apart = {key: error(found[key], x) for key, x in truth.items()}
-            logits = apart.pop("logits"), apart.pop("loss")
-            errors.append((logits[0], float(torch.tensor([*apart.values()]).square().mean().sqrt())))
-        theirs, ours = errors
-        assert all(a <= 2 * b for a, b in zip(ours, theirs, strict=True)), (autocast, errors)
+def test_bfloat16(name, autocast, own_path, convolved):
+    """Over four models no further from float32 than 1.5 times the model's own path; in one, an expert chosen otherwise decides."""
+    errors = torch.tensor([in_bfloat16(name, autocast) for _ in range(4)])
+    assert not torch.equal(errors[:, 0], errors[:, 1]), "ours was compared with ours"
+    theirs, ours = errors.square().mean(0).sqrt().unbind()
+    assert (ours <= 1.5 * theirs).all(), errors
 
 
 @pytest.mark.parametrize("place", ["convolved", "own_path"])
@@ -230,6 +238,27 @@ def test_it_says_what_it_replaced_and_puts_it_back(capsys):
     assert module.chunk_kimi_delta_attention is not original, "the inner block put back what it had not replaced"
     assert len(restore()) == 3
     assert module.chunk_kimi_delta_attention is original
+
+
+def test_a_block_that_would_change_nothing_is_refused():
+    """A result is good for one block: the second would run the client's own functions."""
+    result = accelerate("kimi_linear", quiet=True)
+    with result:
+        pass
+    for undone in (result, accelerate("olmo_hybrid", quiet=True)):
+        restore()
+        with pytest.raises(RuntimeError, match="was put back already; call accelerate"), undone:
+            pass
+
+
+def test_an_error_inside_a_block_puts_everything_back():
+    from transformers.models.kimi_linear import modeling_kimi_linear as module
+
+    original = module.chunk_kimi_delta_attention
+    with pytest.raises(KeyError), accelerate("kimi_linear", quiet=True):
+        raise KeyError
+    assert module.chunk_kimi_delta_attention is original
+    assert restore() == []
 
 
 def test_the_convolution_stays_where_a_package_serves_it(monkeypatch):
@@ -347,6 +376,21 @@ def test_keywords_of_the_model_that_the_operator_has_not_are_dropped():
     assert o.shape == x.shape
 
 
+def test_packed_sequences_that_a_model_hands_over_stay_apart():
+    from transformers.models.qwen3_next import modeling_qwen3_next as module
+
+    accelerate("qwen3_next", quiet=True)
+    x = torch.randn(1, 70, 2, 8)
+    options = {"initial_state": None, "output_final_state": False, "use_qk_l2norm_in_kernel": True}
+
+    def operator(x, cu_seqlens=None):
+        g, beta = -x[..., 0].abs(), x[..., 1].sigmoid()
+        return module.torch_chunk_gated_delta_rule(x, x, x, g=g, beta=beta, cu_seqlens=cu_seqlens, **options)[0]
+
+    packed = operator(x, torch.tensor([0, 30, 70], dtype=torch.int32))
+    torch.testing.assert_close(packed, torch.cat([operator(x[:, :30]), operator(x[:, 30:])], 1), rtol=1e-5, atol=1e-5)
+
+
 def test_bad_input(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match=r"there is no client 'mamba'; there are fla\.kda"):
         accelerate("mamba")
@@ -356,6 +400,8 @@ def test_bad_input(monkeypatch, tmp_path):
     with pytest.raises(ImportError, match="none: nowhere_to_be_found is not installed"):
         accelerate("kimi_linear", "none")
     assert restore() == [], "what is refused replaces nothing"
+    with pytest.raises(ValueError, match="convolution is 'ours'; it must be True, False, or None"):
+        accelerate("kimi_linear", convolution="ours")
     with pytest.raises(ValueError, match=r"there is no client \['kimi_linear'\]"):
         accelerate(["kimi_linear"])
     (tmp_path / "broken_client.py").write_text("raise RuntimeError('no driver')")

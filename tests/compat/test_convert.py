@@ -93,6 +93,10 @@ def test_foreign_and_damaged_folders_are_refused(tmp_path: Path):
     save_file(weights, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match="does not hold the weights"):
         load_fla(tmp_path)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:900])
+    with pytest.raises(ValueError, match=r"the weights in .* cannot be read"):
+        load_fla(tmp_path)
     for change, names in (
         ({"model_type": "gla"}, "model_type is 'gla'"),
         ({"lower_bound": -3.0}, "lower_bound is -3"),

@@ -219,6 +219,8 @@ def test_packed_sequences_that_end_before_the_last_token():
     expected = fla.chunk_kda(*first, cu_seqlens=torch.tensor([0, 9, 40, 40]), **options)
     close(o[:, :40], expected[0])
     close(final, expected[1])
+    with pytest.raises(ValueError, match="max_num_seqs is '3'; it must be a whole number, or None"):
+        fla.chunk_kda(q, k, v, -g.abs(), beta, cu_seqlens=torch.tensor([0, T]), use_graph=True, max_num_seqs="3")
     with pytest.raises(ValueError, match=r"cu_seqlens has 4 entries; it must have max_num_seqs \+ 1 = 6"):
         fla.chunk_kda(q, k, v, -g.abs(), beta, cu_seqlens=torch.tensor([0, 9, 40, 40]), use_graph=True, max_num_seqs=5)
 
@@ -454,6 +456,12 @@ def test_bad_input_is_a_sentence_in_both_functions(function, options, message):
     [
         ({"ssm_state_indices": [0, 1]}, "ssm_state_indices is list; it must be a tensor"),
         ({"ssm_state_indices": torch.tensor(0)}, r"the shape of ssm_state_indices is \[\]"),
+        ({"ssm_state_indices": torch.tensor([[True], [False]])}, "slots is torch.bool; it must be a tensor of whole"),
+        ({"initial_state": torch.zeros(())}, r"the shape of initial_state is \[\]; it must be \[N, HV, K, V\]"),
+        (
+            {"initial_state": _STATE.mT},
+            r"the shape of initial_state is \[2, 4, 6, 8\]; it must be .* = \[2, 4, 8, 6\]: this is the layout of",
+        ),
         ({"num_accepted_tokens": torch.tensor([0, 1])}, r"accepted is \[0, 1\]; its entries must be from 1"),
         ({"num_accepted_tokens": torch.tensor([1])}, r"accepted is torch.int64 \[1\]; it must be whole numbers"),
         ({"g": _TOKEN["g"][:, :, :2]}, "the shape of g is"),
@@ -483,6 +491,12 @@ def test_bad_input_leaves_the_pool(options, message):
         (fla.chunk_gated_delta_product, {"num_householder": 2.0}, "num_householder is 2.0; it must be a whole number"),
         (fla.chunk_gated_delta_product, {"num_householder": 1, "k": None}, "k is NoneType"),
         (fla.chunk_gated_delta_product, {"num_householder": 1, "g": 0.0}, "g is float"),
+        (
+            fla.chunk_gated_delta_product,
+            {name: x[:1] for name, x in _DATA.items()}
+            | {"num_householder": 2, "q": _DATA["q"][:1, :35], "g": None, "cu_seqlens": torch.tensor([0, T])},
+            "cu_seqlens ends at 70; it must end at T = 35",
+        ),
     ],
 )
 def test_bad_input_of_one_gate_a_head(function, options, message):
@@ -496,6 +510,12 @@ def test_bad_input_of_one_gate_a_head(function, options, message):
         ({"A_log": torch.zeros(3)}, "A_log has 3 numbers on cpu; it must have 4"),
         ({"A_log": torch.zeros(4), "dt_bias": torch.zeros(4)}, "dt_bias has 4 numbers on cpu; it must have 32"),
         ({"A_log": torch.zeros(4), "lower_bound": 3.0}, "lower_bound is 3.0; it must be a number below 0"),
+        ({"g": None, "A_log": torch.zeros(4)}, "g is NoneType; it must be a floating tensor"),
+        ({"A_log": 3.0}, "A_log is float; it must be a floating tensor or None"),
+        (
+            {"A_log": torch.zeros(4), "output_dtype": "float32"},
+            "output_dtype is 'float32'; it must be a floating dtype",
+        ),
         ({"g": torch.zeros(3), "A_log": torch.zeros(1)}, r"the shape of g is \[3\]; it must be \[..., H, K\]"),
     ],
 )
@@ -544,6 +564,36 @@ def test_our_context_is_taken_over_its_ranks(tmp_path):
     for a, b in zip(found, fla.chunk_kda(**_DATA, **options), strict=True):
         close(a, b)
     close(*product)
+
+
+class FLACPContext:
+    """As FLA had it before 0.6: no layout, for all parts were contiguous."""
+
+    pre_num_ranks = 0
+
+    def __init__(self, group, cu_seqlens):
+        self.group, self.cu_seqlens = group, cu_seqlens
+
+
+def test_flas_context_of_before_its_layouts_and_what_is_wrong_with_one(tmp_path):
+    from torch import distributed
+
+    one = {name: x[:1] for name, x in _DATA.items()} | {"g": -_DATA["g"][:1].abs()}
+    bounds = torch.tensor([0, 30, T], dtype=torch.int32)
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        group = distributed.group.WORLD
+        o, _ = fla.chunk_kda(**one, cp_context=FLACPContext(group, bounds))
+        for context, message in (
+            (FLACPContext(None, bounds), "cp_context has no group"),
+            (FLACPContext(group, None), "cp_context has no cu_seqlens"),
+            (FLACPContext(group, bounds[:2]), "cp_context is for 30 tokens on this rank; q has 70"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                fla.chunk_kda(**one, cp_context=context)
+    finally:
+        distributed.destroy_process_group()
+    close(o, fla.chunk_kda(**one, cu_seqlens=bounds)[0])
 
 
 @pytest.mark.parametrize("name", SIGNATURES)

@@ -166,7 +166,11 @@ def test_bad_input():
             {"cu_seqlens": torch.tensor([0, 3])},
             r"cu_seqlens is \[0, 3\]; it must be non-decreasing from 0 to at most 2",
         ),
-        ({"slots": torch.tensor([[0.0, 1.0]])}, "slots is torch.float32 on cpu; it must be whole numbers"),
+        ({"slots": torch.tensor([[0.0, 1.0]])}, "slots is torch.float32; it must be a tensor of whole numbers"),
+        ({"slots": torch.tensor([[True, False]])}, "slots is torch.bool; it must be a tensor of whole numbers"),
+        ({"cu_seqlens": [0, 2]}, "cu_seqlens is list; it must be a tensor of whole numbers"),
+        ({"head_first": True}, "there is no option 'head_first' here; there are sign, A_log, "),
+        ({"state": pool[:1]}, "there is no option 'state' here"),
         ({"slots": [[0, 1]]}, "slots is list; it must be a tensor"),
         ({"pool": pool.long()}, "pool is torch.int64 on cpu; it must be floating numbers"),
         ({"pool": pool[:0]}, r"pool is of shape \[0, 2, 4, 3\]; it must be a tensor with at least one row"),
@@ -178,5 +182,16 @@ def test_bad_input():
     whole = [x.unsqueeze(0) for x in tokens]
     with pytest.raises(ValueError, match=r"fresh is torch.int64 \[1\]; it must be torch.bool \[N\] = \[1\]"):
         serving.prefill(*whole, pool, torch.tensor([0]), fresh=torch.tensor([1]))
+    for changed, message in (
+        ({"fresh": [True]}, r"fresh is list; it must be torch.bool \[N\] = \[1\]"),
+        ({"cu_seqlens": [0, 2]}, "cu_seqlens is list; it must be a tensor of whole numbers"),
+        ({"initial_state": pool[:1]}, "there is no option 'initial_state' here"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            serving.prefill(*whole, pool, torch.tensor([0]), **changed)
+    with pytest.raises(ValueError, match="q is NoneType; it must be a tensor"):
+        serving.prefill(None, *whole[1:], pool, torch.tensor([0]))
+    with pytest.raises(ValueError, match=r"num_tokens is 1\.5; it must be a whole number from 1"):
+        serving.states_every(*whole, 1.5)
     with pytest.raises(ValueError, match=r"cu_seqlens is \[0, ..., 1\]; it must be \[0, ..., T = 2\]"):
         serving.states_every(*whole, 4, cu_seqlens=torch.tensor([0, 1]))
