@@ -152,9 +152,9 @@ _FINISH = Change(
     from_weights="trained",
 )
 _SNAPPED = Change(
-    "800 updates of 64 words of length 32 with a strong closure penalty from trained weights (--from), in which gates and "
+    "1600 updates of 64 words of length 32 with a strong closure penalty from trained weights (--from), in which gates and "
     "learning rates near their ends are moved there first",
-    {"steps": 800, "batch": 64, "curriculum": (32,), "penalties": {"closure": 1.0}, "ramp": (0.0, 0.0)},
+    {"steps": 1600, "batch": 64, "curriculum": (32,), "penalties": {"closure": 1.0}, "ramp": (0.0, 0.0)},
     from_weights="snapped",
 )
 
