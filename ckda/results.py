@@ -4,6 +4,7 @@ Records (JSON) are never touched. Beside them lie summaries, tables and figures,
 :func:`redraw` makes them anew. results/README.md lists every question with its records, devices and commits.
 """
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,7 +20,7 @@ ABOUT = {
     "audio/continuation": "How long does each arm keep the beat, by the paper's protocol and by others?",
     "audio/even": "How often does a start with clocks of many rates keep time?",
     "audio/inspect": "Which modes of the state keep time?",
-    "audio/one-seed": "What does one training on a CPU give?",
+    "audio/one-seed": "What does one seed of each arm give? (the summary of a run whose records were not kept)",
     "audio/seeds": "How often does the steady recipe keep time?",
     "bench": "How fast is the operator, beside flash-linear-attention?",
     "compat": "What do clients of other libraries gain, and do FLA's own tests pass?",
@@ -242,11 +243,16 @@ def index_page(results: Path) -> str:
         records = [path for path in sorted((results / name).rglob("*.json")) if path.name not in _SUMMARIES]
         found = [environment for path in records for environment in _environments(read_json(path))]
         devices = sorted({environment["device"] for environment in found})
-        commits = sorted({(environment["commit"] or "unknown")[:7] for environment in found})
+        commits = sorted({_commit(environment["commit"]) for environment in found})
         rows.append(
             f"| [{name}]({name}/) | {question} | {len(records)} | {', '.join(devices)} | {', '.join(commits)} |\n"
         )
     return _HEAD + "".join(rows)
+
+
+def _commit(text: str | None) -> str:
+    """Seven letters; what is no commit is a sentence that the record has."""
+    return text[:7] if text and re.fullmatch(r"[0-9a-f]{7,40}\+?", text) else "see there" if text else "unknown"
 
 
 _SUMMARIES = ("track.json", "audio.json", "seeds.json", "suite.json")

@@ -21,6 +21,9 @@ BEST = {
     "A5": "random-keys/runs/A5-ckda+orthogonal.json",
 }
 
+#: by the paper's protocol, where the record does not stand with the others
+SAME = {"A5": "horizon/runs/A5-ckda+theory.json"}
+
 
 def read_run(path):
     return TrackRun.from_json(json.loads((RUNS / path).read_text()))
@@ -71,7 +74,7 @@ def test_accuracies_at_512_are_those_of_the_records(row):
     group, published, same, best, recipe, starts = row
     start = "ckda+theory" if group == "A5" else "ckda"
     assert float(published) == PUBLISHED[group][start][2]
-    record = RUNS / f"paper/runs/{group}-{start}.json"
+    record = RUNS / SAME.get(group, f"paper/runs/{group}-{start}.json")
     if record.exists():
         run = read_run(record)
         assert run.recipe["momentum"] == "cycled"
@@ -81,9 +84,7 @@ def test_accuracies_at_512_are_those_of_the_records(row):
     run = read_run(BEST[group])
     assert float(best) == pytest.approx(best_of_three(run), abs=5e-4)
     assert recipe.strip("`") == run.recipe_now
-    assert int(starts) == (
-        len(run.begun_seeds) if len(run.seeds) == 3 else 3
-    )  # else the first three of all that were trained
+    assert int(starts) == len(run.begun_seeds)
 
 
 def test_three_groups_and_three_shapes_are_compared():
@@ -96,19 +97,13 @@ def test_what_is_said_below_the_accuracies():
     found = [
         sum(value >= 0.999 for value in read_run(path).scores[32]) for path in ("paper/runs/S4-ckda.json", BEST["A5"])
     ]
-    assert f"{found[0]} of 24 seeds find it" in text
+    assert f"Of S4 {found[0]} of 24 seeds find it" in text
     assert f"{found[1]} of 12 seeds solve" in text
     wide = read_run("counts/runs/A5-ckda+wide.then=polish.json").scores
     solved, far = (sum(value >= 0.999 for value in wide[n]) for n in (32, 4096))
     assert f"By `wide` {solved} of 24 seeds solve it, and {far} of them are right on words of 4096 letters" in text
-    constant = [
-        best_of_three(read_run(path))
-        for path in (
-            "paper/runs/S3-ckda+momentum=0.95@b785acd.json",
-            "penalties/runs/A5-ckda+theory+momentum=0.95.json",
-        )
-    ]
-    assert f"constant momentum S3 has {constant[0]:.3f}".replace("0.", ".") + f" and A5 {constant[1]:.3f}" in text
+    constant = best_of_three(read_run("paper/runs/S3-ckda+momentum=0.95@b785acd.json"))
+    assert f"S3 has only runs with constant momentum ({constant:.3f})".replace("(0.", "(.") in text
     assert f"{len(MIXERS)} mixers" in text
 
 
@@ -131,8 +126,10 @@ def test_milliseconds_are_those_of_the_record(row):
     assert float(ratio) == pytest.approx(fastest / measured, abs=5.1e-3)
 
 
-def test_what_the_present_kernels_take():
-    (said,) = re.findall(r"The present ones take ([\d.]+) ms in the row 4 x 8192", " ".join(README.split()))
+def test_what_the_last_timed_kernels_take():
+    (said,) = re.findall(
+        r"The last version that was timed takes ([\d.]+) ms in the row 4 x 8192", " ".join(README.split())
+    )
     rows = json.loads((ROOT / "results/bench/sweep/sweep.json").read_text())["rows"]
     (main,) = [row for row in rows if row["row"]["name"] == "main"]
     assert float(said) == pytest.approx(main["forward+backward"]["mean"], abs=5.1e-3)
