@@ -77,10 +77,8 @@ def test_signs():
     assert f"beta to 2 {heads} learns words of S3 for {found['updates']} updates, and for {found['more']} more" in TEXT
     assert f"smoothed by {found['smoothing']}" in TEXT
     assert f"{found['seconds'] / 60:.0f} minutes" in TEXT
-    assert (
-        f"words of up to {max(found['lengths_again'])} letters, the first one words of up to {max(found['lengths'])}"
-        in TEXT
-    )
+    longest = [max(found[name]) for name in ("lengths", "lengths_again")]
+    assert "the words have up to {} letters, then up to {}".format(*longest) in TEXT
     far = found["scores"]["converted and trained on"]["128"]
     above = f"{sum(score > 0.95 for score in far)} of the {len(far)} converted seeds"
     assert f"At 128 letters {above} are above 0.95 and the worst has {min(far):.2f}" in TEXT
