@@ -129,13 +129,13 @@ def build_model(arm: str, task: str, size: int | None = None) -> SuiteTracker:
 
     Example:
         >>> sum(p.numel() for p in build_model("ckda", "parity").parameters())
-        55566
+        24134
     """
     size = matched_size(arm, task) if size is None else size
     problem, (mixer, _, _) = TASKS[task], ARMS[arm]
     width = _WIDTH if MIXERS[mixer].sized else size
     layers = range(num_layers(arm, problem))
-    made = [build_mixer(mixer, width, size, problem.head_dim, **_options(mixer, problem.taps(i))) for i in layers]
+    made = [build_mixer(mixer, width, size, problem.head_dim, **_options(mixer, problem, i)) for i in layers]
     layer = made[0] if len(made) == 1 else Layers(made, width)
     return SuiteTracker(layer, problem.num_tokens, problem.num_classes, width, 4 * width)
 
@@ -145,12 +145,13 @@ def num_layers(arm: str, task: Task) -> int:
     return ARMS[arm].layers or task.layers
 
 
-def _options(mixer: str, taps: int) -> dict[str, Any]:
+def _options(mixer: str, task: Task, layer: int) -> dict[str, Any]:
     kind = MIXERS[mixer]
     if not kind.is_delta_rule:
         return {}
-    options: dict[str, Any] = {"conv_size": taps, "activate": kind.options.get("activate", ())}
-    return options | ({"gate_init": "spread"} if kind.is_signed else {})
+    options: dict[str, Any] = {"conv_size": task.taps(layer), "activate": kind.options.get("activate", ())}
+    options |= {"gate_init": "spread"} if kind.is_signed else {}
+    return options | ({"beta_init": task.beta_init} if mixer == "ckda" else {})
 
 
 @lru_cache
@@ -159,7 +160,7 @@ def matched_size(arm: str, task: str) -> int:
 
     Example:
         >>> matched_size("ckda", "parity"), matched_size("gru", "parity")
-        (12, 73)
+        (16, 48)
     """
     heads = TASKS[task].heads
     if arm == "ckda":

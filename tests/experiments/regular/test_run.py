@@ -61,8 +61,15 @@ def test_a_first_layer_by_symbol_is_the_layer(task):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3 * b.abs().max().item())
 
 
+def term(word):
+    """The product at the end of a word, with the sign before it; after + and - 1 and -1."""
+    start = max((t for t, letter in enumerate(word) if letter in (5, 6)), default=-1)
+    text = "".join("01234+-*"[letter] for letter in word[max(start, 0) :])
+    return eval(f"{text}1" if word[-1] > 4 else text) % 5
+
+
 def test_the_closure_penalty_is_zero_where_readouts_are_functions_of_what_they_mean():
-    """Arithmetic, first layer: after + and - of the letter, after the next digit of both; second layer: of letter and answer."""
+    """Arithmetic, first layer: of letter and product; second layer: after + and - of letter and answer."""
     task = TASKS["arithmetic"]
     x, y = task.batch(8, 40, torch.Generator().manual_seed(0))
     x, y = x[None], y[None]
@@ -71,8 +78,9 @@ def test_the_closure_penalty_is_zero_where_readouts_are_functions_of_what_they_m
     assert set(letters[settled].tolist()) == {5, 6}
     first, second = (task.meaning(layer, letters, y) for layer in range(2))
     assert torch.equal(second >= 0, settled)
-    assert torch.equal(first >= 0, settled | torch.nn.functional.pad(settled[..., :-1], (1, 0)))
-    assert len(first.unique()) == 1 + 2 + 2 * 5
+    asked = [[letter * 5 + term(word[: t + 1]) for t, letter in enumerate(word)] for word in letters[0].tolist()]
+    assert first.tolist() == [asked]
+    assert len(first.unique()) == 5 * 5 - 4 + 1 + 1 + 5, "0 makes every product 0; + and - leave 1 and -1"
     table = torch.randn(64, 2, 3)  # of one head a layer
     o = torch.randn(1, 8, 41, 2, 3)
     for layer, label in enumerate((first, second)):
