@@ -135,7 +135,7 @@ def build_model(arm: str, task: str, size: int | None = None) -> SuiteTracker:
     problem, (mixer, _, _) = TASKS[task], ARMS[arm]
     width = _WIDTH if MIXERS[mixer].sized else size
     layers = range(num_layers(arm, problem))
-    made = [build_mixer(mixer, width, size, problem.head_dim, **_options(mixer, problem, i)) for i in layers]
+    made = [build_mixer(mixer, width, size, problem.head_dim, **_options(mixer, problem.taps(i))) for i in layers]
     layer = made[0] if len(made) == 1 else Layers(made, width)
     return SuiteTracker(layer, problem.num_tokens, problem.num_classes, width, 4 * width)
 
@@ -145,13 +145,12 @@ def num_layers(arm: str, task: Task) -> int:
     return ARMS[arm].layers or task.layers
 
 
-def _options(mixer: str, task: Task, layer: int) -> dict[str, Any]:
+def _options(mixer: str, taps: int) -> dict[str, Any]:
     kind = MIXERS[mixer]
     if not kind.is_delta_rule:
         return {}
-    options: dict[str, Any] = {"conv_size": task.taps(layer), "activate": kind.options.get("activate", ())}
-    options |= {"gate_init": "spread"} if kind.is_signed else {}
-    return options | ({"beta_init": task.beta_init} if mixer == "ckda" else {})
+    options: dict[str, Any] = {"conv_size": taps, "activate": kind.options.get("activate", ())}
+    return options | ({"gate_init": "spread"} if kind.is_signed else {})
 
 
 @lru_cache
