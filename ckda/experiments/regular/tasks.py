@@ -88,7 +88,7 @@ class Task(ABC):
 
         Example:
             >>> TASKS["parity"].switches(1500), len(TASKS["arithmetic"].switches(1500))
-            ((), 8)
+            ((), 6)
         """
         return tuple(1 + round(share * updates) for share in self.begins)
 
@@ -386,14 +386,14 @@ TASKS: dict[str, Task] = {
             _MODULUS,
             layers=2,
             conv_size=(0, 4),
-            heads=6,
+            heads=8,
             head_dim=8,
-            updates=4000,
+            updates=3600,
             batch_size=64,
-            curriculum=(4, 8, 16, 40, 4, 8, 16, 24, 40),
-            letters=("sums",) * 4 + ("",) * 5,
+            curriculum=(4, 8, 16, 40, 8, 16, 40),
+            letters=("sums",) * 4 + ("",) * 3,
+            begins=(0.03, 0.07, 0.12, 0.40, 0.45, 0.51),
             closure=1.0,
-            begins=(0.04, 0.08, 0.14, 0.22, 0.27, 0.33, 0.40, 0.48),
         ),
         Brackets("brackets", 11, _MODULUS, layers=2, conv_size=4, whole=True),
         Permutations("S5", 2, 120),
