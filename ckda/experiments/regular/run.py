@@ -44,7 +44,7 @@ _FIVE = ("ckda", "kda", "deltaproduct2", "gru", "transformer")
 _NEAR, _WORDS, _FAR_WORDS = 256, 128, 32  # words a test up to that length, and beyond
 _TIMED, _WARM = 12, 5  # updates whose time is taken, and those before them
 _BASE: dict[str, Any] = {"momentum": "cycled", "block": 200}
-_SMOKE: dict[str, Any] = {"steps": 4, "batch": 4, "curriculum": (8, 12), "switches": (), "letters": (), "block": 2}
+_SMOKE: dict[str, Any] = {"steps": 4, "batch": 4, "curriculum": (8, 12), "switches": (), "block": 2}
 
 
 @dataclass(frozen=True)
@@ -216,8 +216,7 @@ def _job(config: SuiteConfig, name: str, arm: str, device: str) -> _Job:
     task = TASKS[name]
     changes = {k: v for k in ("steps", "batch") if (v := getattr(config, k)) is not None}
     steps = changes.get("steps", task.updates)
-    own: dict[str, Any] = {"batch": task.batch_size, "switches": task.switches(steps)}
-    own |= {"curriculum": task.curriculum, "letters": task.letters}
+    own: dict[str, Any] = {"batch": task.batch_size, "curriculum": task.curriculum, "switches": task.switches(steps)}
     own |= {"penalties": {"closure": task.closure}, "ramp": (0.3, 0.45)} if task.closure else {}
     recipe = Recipe(**_BASE | own | {"steps": steps} | (_SMOKE if config.smoke else changes))
     seeds = tuple(range(config.first_seed, config.first_seed + config.num_seeds))
@@ -296,7 +295,7 @@ def _scores(job: _Job, smoke: bool) -> tuple[dict[str, list[float]], dict[str, s
 def _update_ms(job: _Job) -> float:
     """Milliseconds of one update of all seeds at the last training length, nothing else in this process running."""
     trained = job.ensemble
-    last = {"curriculum": trained.recipe.curriculum[-1:], "switches": (), "letters": ()}
+    last = {"curriculum": trained.recipe.curriculum[-1:], "switches": ()}
     recipe = Recipe(**asdict(trained.recipe) | {"steps": _WARM + _TIMED} | last)
     other = Ensemble(partial(build_model, job.arm, job.task.name), job.task, recipe, trained.seeds, trained.device)
     program = Program([other])

@@ -16,7 +16,7 @@ answer a word; tests count them all, which is the accuracy at the end over words
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -61,7 +61,6 @@ class Task(ABC):
     batch_size: int = 128  #: words an update
     curriculum: tuple[int, ...] = (3, 6, 12, 24, 40)  #: lengths of the training's words
     begins: tuple[float, ...] = ()  #: shares of the training after which each next length begins; (): equal stages
-    letters: tuple[str, ...] = ()  #: for each length which letters its words have (:meth:`Arithmetic.over`); (): all
     closure: float = 0.0  #: the weight of :meth:`penalty`, which begins at 30% of the training and is whole at 45%
 
     @property
@@ -88,7 +87,7 @@ class Task(ABC):
 
         Example:
             >>> TASKS["parity"].switches(1500), len(TASKS["arithmetic"].switches(1500))
-            ((), 6)
+            ((), 4)
         """
         return tuple(1 + round(share * updates) for share in self.begins)
 
@@ -181,7 +180,6 @@ def _apply(op: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return torch.where(op == _PLUS, a + b, torch.where(op == _MINUS, a - b, a * b)) % _MODULUS
 
 
-@dataclass(frozen=True)
 class Arithmetic(Task):
     """Digits and +, -, * by turns, products first: the value of what was read; an operation does not change it.
 
@@ -191,17 +189,9 @@ class Arithmetic(Task):
     the finished product says, which stands one letter back: it has one.
     """
 
-    operations: int = 3  #: how many of +, - and * words have
-
-    def over(self, letters: str) -> "Arithmetic":
-        """Words of digits, + and - only: "sums"."""
-        if letters != "sums":
-            raise ValueError(f"letters is {letters!r}; {self.name} has a stage of 'sums'")
-        return replace(self, operations=2)
-
     def words(self, size: int, shortest: int, longest: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         digits = _random(_MODULUS, (size, (longest + 1) // 2), generator)
-        ops = _PLUS + _random(self.operations, (size, longest // 2), generator)
+        ops = _PLUS + _random(3, (size, longest // 2), generator)
         x = digits.new_empty(size, longest)
         x[:, ::2], x[:, 1::2] = digits, ops
         y = torch.empty_like(x)
@@ -386,14 +376,13 @@ TASKS: dict[str, Task] = {
             _MODULUS,
             layers=2,
             conv_size=(0, 4),
-            heads=8,
+            heads=6,
             head_dim=8,
-            updates=3600,
+            updates=3000,
             batch_size=64,
-            curriculum=(4, 8, 16, 40, 8, 16, 40),
-            letters=("sums",) * 4 + ("",) * 3,
-            begins=(0.03, 0.07, 0.12, 0.40, 0.45, 0.51),
+            curriculum=(4, 8, 16, 24, 40),
             closure=1.0,
+            begins=(0.06, 0.14, 0.24, 0.34),
         ),
         Brackets("brackets", 11, _MODULUS, layers=2, conv_size=4, whole=True),
         Permutations("S5", 2, 120),
