@@ -129,7 +129,7 @@ def build_model(arm: str, task: str, size: int | None = None) -> SuiteTracker:
 
     Example:
         >>> sum(p.numel() for p in build_model("ckda", "parity").parameters())
-        55566
+        24134
     """
     size = matched_size(arm, task) if size is None else size
     problem, (mixer, _, _) = TASKS[task], ARMS[arm]
@@ -159,7 +159,7 @@ def matched_size(arm: str, task: str) -> int:
 
     Example:
         >>> matched_size("ckda", "parity"), matched_size("gru", "parity")
-        (12, 73)
+        (16, 48)
     """
     heads = TASKS[task].heads
     if arm == "ckda":
