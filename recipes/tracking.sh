@@ -21,6 +21,7 @@
 #             updates: fig:group_word_problems_baselines; 15 runs, 5 to 8 minutes a group; not run so far
 #   counts    how many of 24 seeds find a group: A5 and S4 by orthogonal (190 s each, by 96 s for 12) and by wide (250 and 136 s
 #             beside other programs), made nearly exact by polish (80 and 52 s); S3 by exact in 2000 and 8000 updates (65 s)
+#             and by exact+heads=16x4, then settle (not measured on a GPU; 27 to 34 minutes of a CPU core)
 #   starts    no training: the gates and learning rates of the two starts, fig:initialization
 #   weights   no training: the best seeds of counts and ranges, one file each (under 1 MB), into OUT/weights
 #   mixers    all mixers on S3, one seed, 10,000 updates: beside fig:group_word_problems_baselines
@@ -113,7 +114,7 @@ for asked in "${pieces[@]}"; do
       far=8,16,32,64,128,256,512,4096,65536
       for group in "${groups[@]}"; do
         case $group in
-          S3) track S3 --recipe exact,exact+steps=8k+batch=256 --seeds 24 --lengths $far ;;
+          S3) track S3 --recipe exact,exact+steps=8k+batch=256,exact+heads=16x4+then=settle --seeds 24 --lengths $far ;;
           S4) track S4 --recipe orthogonal+then=polish,wide+heads=48x4 --seeds 24 --lengths $far ;;
           A5) track A5 --recipe orthogonal+then=polish,wide --seeds 24 --lengths $far ;;
         esac
