@@ -11,6 +11,7 @@ from torch.nn.functional import silu
 from ckda import transition
 from ckda.layers.convolution import ShortConvolution, convolve_parts, convolve_together, has_kernel
 from ckda.layers.gated_norm import HeadNorm
+from ckda.layers.projections import Projections, project_together
 from ckda.ops import complex_kda, complex_kda_step
 from ckda.ops.call import unit
 from ckda.ops.context import Context, complex_kda_context
@@ -73,6 +74,8 @@ class ComplexKDA(nn.Module):
         'gate=signed, beta_range=2, heads=6x128'
     """
 
+    #: the projections of the layer's input
+    _readers: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "f_proj", "b_proj", "g_proj")
     linear_gate_bias = True  #: whether the output gate "linear" has a bias, as the paper's parameter totals have it
 
     def __init__(
@@ -173,6 +176,13 @@ class ComplexKDA(nn.Module):
         elif self.beta_init == "half":
             self.b_proj.bias.fill_(-math.log(3))  # 2 sigmoid(-log 3) = 1/2
 
+    def _projections(self, x: Tensor, names: Sequence[str]) -> Projections:
+        """The projections of x [B, T, d], those of the names together where they can be, or else all from the rows of x."""
+        _check_shape("x", x, "B, T, d", (None, None, self.hidden_size))
+        modules = [module for module in map(self._modules.get, names) if module is not None]
+        made = project_together(x, modules)
+        return Projections(x if len(made) == len(modules) else _rows(x), made)
+
     def _project(
         self,
         x: Tensor,
@@ -180,19 +190,18 @@ class ComplexKDA(nn.Module):
         cu_seqlens: Tensor | None = None,
         attention_mask: Tensor | None = None,
         context: Context | None = None,
-        rows: Tensor | None = None,
+        project: Projections | None = None,
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """q, k, v, raw gate and beta logit for x [B, T, d], heads split; and the convolutions' new past, unless past is None.
 
         Where attention_mask [B, T] is 0, x must be zero: then k = v = 0 before the first token, and g is set such that an
-        initial state does not decay. rows: :func:`_rows` of x, where the caller has them.
+        initial state does not decay. project: the projections of x, where the caller has them.
         """
-        _check_shape("x", x, "B, T, d", (None, None, self.hidden_size))
-        rows, lead = x if rows is None else rows, x.shape[:2]
-        projected = {"q": self.q_proj(rows), "k": self.k_proj(rows), "v": self.v_proj(rows)}
+        project, lead = project or self._projections(x, ()), x.shape[:2]
+        projected = {"q": project(self.q_proj), "k": project(self.k_proj), "v": project(self.v_proj)}
         out: dict[str, Any]
         out, new_past = self._convolve(projected, lead, past, cu_seqlens, context)
-        gates = self._gates(rows, out["q"].dtype, lead)
+        gates = self._gates(project, out["q"].dtype, lead)
         if attention_mask is not None and self.initial_state is not None:
             gates["g"] = gates["g"].masked_fill(attention_mask[..., None, None] == 0, self._still())
         return out | gates, new_past
@@ -227,13 +236,10 @@ class ComplexKDA(nn.Module):
         plain = self.activate - set(self.convolutions)
         return {name: split(lead, silu(x) if name in plain else x, heads[name]) for name, x in y.items()}, new_past
 
-    def _gates(self, x: Tensor, dtype: torch.dtype, lead: torch.Size) -> dict[str, Tensor]:
-        """The raw gate [B, T, HV, K] and the logit of beta [B, T, HV], in the dtype of q, k and v.
-
-        x is [B, T, d] or its rows [B * T, d]; lead: B and T.
-        """
-        g = split(lead, self.f_proj(x).to(dtype), self.head_dim)
-        return {"g": g, "beta": under(lead, self.b_proj(x).to(dtype))}
+    def _gates(self, project: Projections, dtype: torch.dtype, lead: torch.Size) -> dict[str, Tensor]:
+        """The raw gate [B, T, HV, K] and the logit of beta [B, T, HV], in the dtype of q, k and v; lead: B and T."""
+        g = split(lead, project(self.f_proj).to(dtype), self.head_dim)
+        return {"g": g, "beta": under(lead, project(self.b_proj).to(dtype))}
 
     def _still(self) -> float:
         """What :meth:`_gates` would give as g where alpha = 1."""
@@ -293,27 +299,28 @@ class ComplexKDA(nn.Module):
 
         Where attention_mask [B, T] is 0, x must be zero.
         """
-        return self._read(x, None, cu_seqlens, attention_mask, context)
+        project = self._projections(x, [name for name in self._readers if name != "g_proj"])
+        return self._read(x, project, cu_seqlens, attention_mask, context)
 
     def _read(
         self,
         x: Tensor,
-        rows: Tensor | None,
+        project: Projections,
         cu_seqlens: Tensor | None,
         attention_mask: Tensor | None,
         context: Context | None,
     ) -> Tensor:
-        """:meth:`read`, with the rows of x where the caller has them."""
+        """:meth:`read`, by projections of x."""
         if cu_seqlens is not None and attention_mask is not None:
             raise ValueError(
                 "cu_seqlens and attention_mask are given; packed sequences have no padding, one must be None"
             )
-        y, _ = self._project(x, None, cu_seqlens, attention_mask, context, rows)
+        y, _ = self._project(x, None, cu_seqlens, attention_mask, context, project)
         N = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
         return self._run(y, self._start(N), cu_seqlens, context=context)[0]
 
     def write_out(self, o: Tensor, x: Tensor) -> Tensor:
-        """From the readout o [..., HV, V] and the layer's input x, [..., d] or its rows, to its output [..., d]."""
+        """From the readout o [..., HV, V] and the layer's input x [..., d] to its output [..., d]."""
         return self.gated_out(o, None if self.g_proj is None else self.g_proj(x))
 
     def gated_out(self, o: Tensor, gate: Tensor | None) -> Tensor:
@@ -338,9 +345,10 @@ class ComplexKDA(nn.Module):
                 the tokens of all ranks (:func:`ckda.ops.context.complex_kda_context`).
         """
         x = _silenced(x, attention_mask)
-        rows = _rows(x)  # once: the gradients of all that reads them meet in one place
-        o = self._read(x, rows, cu_seqlens, attention_mask, context)
-        return _silenced(self.write_out(o, rows), attention_mask)
+        project = self._projections(x, self._readers)
+        o = self._read(x, project, cu_seqlens, attention_mask, context)
+        gate = None if self.g_proj is None else project(self.g_proj)
+        return _silenced(self.gated_out(o, gate), attention_mask)
 
     def prefill(
         self, x: Tensor, cache: LayerCache | None = None, *, attention_mask: Tensor | None = None

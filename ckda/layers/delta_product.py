@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from ckda import transition
 from ckda.layers.complex_kda import ComplexKDA
 from ckda.layers.gated_delta import GatedDeltaNet
+from ckda.layers.projections import Projections
 from ckda.ops.context import Context
 
 __all__ = ["ComplexProduct", "DeltaProduct"]
@@ -45,10 +46,10 @@ class _SubSteps(ComplexKDA):
         cu_seqlens: Tensor | None = None,
         attention_mask: Tensor | None = None,
         context: Context | None = None,
-        rows: Tensor | None = None,
+        project: Projections | None = None,
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The operator's arguments on n T sub-steps, for x [B, T, d]."""
-        y, new_past = super()._project(x, past, cu_seqlens, attention_mask, context, rows)
+        y, new_past = super()._project(x, past, cu_seqlens, attention_mask, context, project)
         beta = self._substeps(y["beta"].unsqueeze(-1)).squeeze(-1)
         k, v = self._substeps(y["k"]), self._substeps(y["v"])
         return {"q": self._last(y["q"]), "k": k, "v": v, "g": self._gate_substeps(y["g"]), "beta": beta}, new_past

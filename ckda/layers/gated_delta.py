@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ckda import transition
 from ckda.layers.complex_kda import ComplexKDA, Transitions, split, under
+from ckda.layers.projections import Projections
 from ckda.ops.call import unit
 from ckda.ops.gate import evaluate_gate, init_A_log, init_dt_bias, sigmoid
 
@@ -32,6 +33,7 @@ class GatedDeltaNet(ComplexKDA):
         2976856
     """
 
+    _readers = ("q_proj", "k_proj", "v_proj", "a_proj", "b_proj", "g_proj")
     linear_gate_bias = False
 
     def __init__(
@@ -72,16 +74,16 @@ class GatedDeltaNet(ComplexKDA):
             self.A_log.copy_(init_A_log("softplus", self.num_v_heads))
             self.dt_bias.copy_(init_dt_bias("softplus", self.A_log, 1))
 
-    def _log_alpha(self, x: Tensor, dtype: torch.dtype, lead: torch.Size) -> Tensor:
+    def _log_alpha(self, project: Projections, dtype: torch.dtype, lead: torch.Size) -> Tensor:
         """log alpha [B, T, HV, K], in float32 at least: one number a head."""
         HV, K = self.num_v_heads, self.head_dim
         if not self.forget:
-            return x.new_zeros(*lead, HV, K, dtype=dtype)
-        log = evaluate_gate("softplus", split(lead, self.a_proj(x), 1), self.A_log, self.dt_bias).log
+            return project.x.new_zeros(*lead, HV, K, dtype=dtype)
+        log = evaluate_gate("softplus", split(lead, project(self.a_proj), 1), self.A_log, self.dt_bias).log
         return log.expand(*log.shape[:-1], K)
 
-    def _gates(self, x: Tensor, dtype: torch.dtype, lead: torch.Size) -> dict[str, Tensor]:
-        return {"g": self._log_alpha(x, dtype, lead), "beta": under(lead, self.b_proj(x).to(dtype))}
+    def _gates(self, project: Projections, dtype: torch.dtype, lead: torch.Size) -> dict[str, Tensor]:
+        return {"g": self._log_alpha(project, dtype, lead), "beta": under(lead, project(self.b_proj).to(dtype))}
 
     def _options(self) -> dict[str, Any]:
         return {"beta_range": self.beta_range, "normalize_qk": True}
@@ -114,6 +116,8 @@ class SeparateGates(ComplexKDA):
         (torch.Size([1, 5, 32]), torch.Size([1, 5, 2, 8, 8]))
     """
 
+    _readers = ("q_proj", "k_proj", "v_proj", "f_proj", "e_proj", "w_proj", "g_proj")
+
     def __init__(
         self,
         hidden_size: int,
@@ -140,11 +144,11 @@ class SeparateGates(ComplexKDA):
         self.A_log = nn.Parameter(torch.empty(HV))
         self.dt_bias = nn.Parameter(torch.empty(HV * K))
 
-    def _gates(self, x: Tensor, dtype: torch.dtype, lead: torch.Size) -> dict[str, Tensor]:
+    def _gates(self, project: Projections, dtype: torch.dtype, lead: torch.Size) -> dict[str, Tensor]:
         """The raw gate, erase [B, T, HV, K] and write [B, T, HV, V]."""
-        g = split(lead, self.f_proj(x).to(dtype), self.head_dim)
-        erase = self.erase_range * sigmoid(self.e_proj(x)).to(dtype)
-        write = sigmoid(self.w_proj(x)).to(dtype)
+        g = split(lead, project(self.f_proj).to(dtype), self.head_dim)
+        erase = self.erase_range * sigmoid(project(self.e_proj)).to(dtype)
+        write = sigmoid(project(self.w_proj)).to(dtype)
         return {"g": g, "erase": split(lead, erase, self.head_dim), "write": split(lead, write, self.head_v_dim)}
 
     def _options(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ckda.layers.complex_kda import ComplexKDA, Transitions, split, under
+from ckda.layers.projections import Projections
 from ckda.ops.call import unit
 from ckda.ops.gate import EPS, Gate, evaluate_gate, sigmoid
 
@@ -94,6 +95,8 @@ class SignFactor(ComplexKDA):
         (['s_proj.weight', 's_proj.bias', 't_proj.weight'], True)
     """
 
+    _readers = (*ComplexKDA._readers, "s_proj", "t_proj")
+
     def __init__(
         self,
         hidden_size: int,
@@ -127,14 +130,14 @@ class SignFactor(ComplexKDA):
         if self.t_proj is not None:
             self.t_proj.weight.zero_()
 
-    def _gates(self, x: Tensor, dtype: torch.dtype, lead: torch.Size) -> dict[str, Tensor]:
-        raw = super()._gates(x, dtype, lead)
+    def _gates(self, project: Projections, dtype: torch.dtype, lead: torch.Size) -> dict[str, Tensor]:
+        raw = super()._gates(project, dtype, lead)
         log = evaluate_gate(self.gate, raw["g"], self.A_log, self.dt_bias).log
-        factor = self._factor(x, lead)
+        factor = self._factor(project, lead)
         assert factor.sign is not None
         beta = self.beta_range * sigmoid(raw["beta"].to(log.dtype))
         if self.t_proj is not None:
-            beta = beta * 2 * sigmoid(under(lead, self.t_proj(x)).to(log.dtype))
+            beta = beta * 2 * sigmoid(under(lead, project(self.t_proj)).to(log.dtype))
         return {"g": log + factor.log, "sign": factor.sign, "beta": beta}
 
     def _project(
@@ -160,10 +163,10 @@ class SignFactor(ComplexKDA):
 
     def factors(self, x: Tensor) -> Tensor:
         """s [B, T, HV, K] on x [B, T, d], for looking at."""
-        return self._factor(x, x.shape[:2]).alpha()
+        return self._factor(Projections(x), x.shape[:2]).alpha()
 
-    def _factor(self, x: Tensor, lead: torch.Size) -> Gate:
-        return sign_factor(split(lead, self.s_proj(x), self.head_dim))
+    def _factor(self, project: Projections, lead: torch.Size) -> Gate:
+        return sign_factor(split(lead, project(self.s_proj), self.head_dim))
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, with a sign factor"
