@@ -53,6 +53,7 @@ def _call(T=2048, dtype=torch.bfloat16, gate="signed", beta_range=2, packed=Fals
         ("the same in float16", _call(dtype=torch.float16)),
         ("the same in float32", _call(dtype=torch.float32)),
         ("the same with heads of 96", _call(width=96)),
+        ("the same with heads of 100, filled up to 104 (`ckda/ops/triton/hopper/fit.py` `fit`)", _call(width=100)),
         ("the same with separate erase and write gates", _call(separate=True)),
         (r"log\|alpha\| and beta given (`gate=None`, `beta_range=None`)", _call(gate=None, beta_range=None)),
     ],

@@ -176,11 +176,10 @@ def _tell(row: dict, shape: Shape) -> None:
 
 def _sweep_rows(args: argparse.Namespace) -> tuple[sweep.Row, ...]:
     """The rows that are asked for, the main one first."""
-    known: tuple[sweep.Row, ...] = sweep.ROWS + sweep.CANDIDATES
-    unknown = set(args.row or ()) - {row.name for row in known}
+    rows: tuple[sweep.Row, ...] = sweep.ROWS
+    unknown = set(args.row or ()) - {row.name for row in rows}
     if unknown:
-        raise ValueError(f"--row {', '.join(sorted(unknown))}: there are {', '.join(row.name for row in known)}")
-    rows: tuple[sweep.Row, ...] = known if args.row or args.candidates else sweep.ROWS
+        raise ValueError(f"--row {', '.join(sorted(unknown))}: there are {', '.join(row.name for row in rows)}")
     if args.row:
         rows = tuple(row for row in rows if row.name in (sweep.MAIN.name, *args.row))
     if args.smoke:

@@ -41,7 +41,6 @@ def add_bench(parser: Parser) -> None:
         "--host", action="store_true", help="what issuing a call costs the host, and the first call; also after --sweep"
     )
     add("--row", action="append", help="of --sweep, only the main row and this one; may be repeated")
-    add("--candidates", action="store_true", help="of --sweep, also kernels that are not chosen by themselves yet")
     add("--dtype", default=None, choices=["bfloat16", "float16", "float32"], help="of q, k, v and g")
     add("--fresh", action="store_true", help="measure again what is in --out already")
     add("--plan", action="store_true", help="print how many seconds of a GPU it would take, and stop")

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ckda.ops import complex_kda
 
-__all__ = ["CANDIDATES", "COUNT", "MAIN", "ROWS", "Row", "bounds", "draw", "estimate", "inputs", "measure_row", "sweep"]
+__all__ = ["COUNT", "MAIN", "ROWS", "Row", "bounds", "draw", "estimate", "inputs", "measure_row", "sweep"]
 
 MEAN_LOG = {"mild": 0.03, "harsh": 8.0}
 COUNT = 30  #: timed calls
@@ -45,6 +45,7 @@ class Row(NamedTuple):
     sequences: int = 0  #: packed ones of different lengths; 0: not packed
     states: bool = False  #: with an initial and a final state
     separate: bool = False  #: with erase and write gates instead of beta
+    given: bool = False  #: with beta itself instead of its logit
     backend: str = "auto"
     at_most: float | None = None  #: the aim: forward+backward over the main row's
     limit: str | None = None  #: what stands in the way of it, where it was not reached
@@ -90,18 +91,18 @@ ROWS = (
     Row("erase and write gates", separate=True, at_most=1.5),
     Row("8 heads of 256", H=8, HV=8, K=256, V=256, at_most=1.8, limit=WIDE),
     Row("8 heads of 256 x 128", H=8, HV=8, K=256),
+    Row("8 heads of 256, beta given", H=8, HV=8, K=256, V=256, given=True),
+    Row("8 heads of 256, float16", H=8, HV=8, K=256, V=256, dtype="float16"),
     Row("8 heads of 128 x 256", H=8, HV=8, V=256),
+    Row("8 heads of 128 x 256, float16", H=8, HV=8, V=256, dtype="float16"),
+    Row("8 heads of 192", H=8, HV=8, K=192, V=192),
+    Row("16 heads of 100", K=100, V=100),
     Row("16 heads of 96", K=96, V=96, at_most=1.2),
     Row("64 heads of 32", H=64, HV=64, K=32, V=32, at_most=1.5, limit=NARROW),
+    Row("128 heads of 16", H=128, HV=128, K=16, V=16),
     Row("everything float32", dtype="float32", at_most=5.0, limit=PORTABLE),
     Row("one sequence", B=1, T=32768),
     Row("1 x 1024 tokens", B=1, T=1024),
-)
-
-#: kernels that exist by name only, until a GPU has shown that they are right and faster, each beside what is chosen now
-CANDIDATES = (
-    Row("8 heads of 256, float16", H=8, HV=8, K=256, V=256, dtype="float16"),
-    Row("8 heads of 256, float16, by name", H=8, HV=8, K=256, V=256, dtype="float16", backend="triton-hopper"),
 )
 
 
@@ -159,7 +160,8 @@ def inputs(row: Row, device: str, seed: int = 0) -> dict[str, Any]:
             "write": normal(B, T, row.HV, row.V).to(dtype),
         }
     else:
-        call["beta"] = normal(B, T, row.HV).to(dtype)
+        beta = normal(B, T, row.HV)
+        call["beta"] = (2 * torch.sigmoid(beta) if row.given else beta).to(dtype)
     if row.gate is not None:
         call |= {"A_log": torch.zeros(row.HV, device=device), "dt_bias": torch.zeros(row.HV * row.K, device=device)}
     if row.states:
@@ -169,7 +171,7 @@ def inputs(row: Row, device: str, seed: int = 0) -> dict[str, Any]:
     if row.sequences:
         call["cu_seqlens"] = torch.tensor(packed_bounds(row), dtype=torch.int32, device=device)
     options = {"gate": row.gate, "normalize_qk": True, "output_final_state": row.states}
-    return call | options | ({"beta": None} if row.separate else {"beta_range": 2})
+    return call | options | ({"beta": None} if row.separate else {"beta_range": None if row.given else 2})
 
 
 def _leaves(call: dict[str, Any]) -> list[Tensor]:

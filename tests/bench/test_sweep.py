@@ -57,16 +57,6 @@ def test_the_record_has_or_misses_every_row_by_name_and_a_reason_for_each_miss()
         assert x["at_most"] is None or x["reached"] <= x["at_most"] or x["reason"], name
 
 
-def test_a_candidate_stands_beside_what_is_chosen_now() -> None:
-    rows = (*sweep.ROWS, *sweep.CANDIDATES)
-    named = [row for row in sweep.CANDIDATES if row.backend != "auto"]
-    assert named
-    for row in named:
-        shape = (row.B, row.T, row.H, row.HV, row.K, row.V, row.dtype, row.gate)
-        twins = [x for x in rows if x.backend == "auto" and (x.B, x.T, x.H, x.HV, x.K, x.V, x.dtype, x.gate) == shape]
-        assert twins, row.name
-
-
 @pytest.mark.parametrize("regime", ["mild", "harsh"])
 @pytest.mark.parametrize("gate", ["softplus", None])
 def test_the_regimes_have_their_means(gate: str | None, regime: str) -> None:

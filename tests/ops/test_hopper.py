@@ -1,4 +1,4 @@
-"""Hopper's kernels by the 2x rule: on a CPU by plain torch (tests/ops/gluon.py); on a GPU those that are chosen by name only."""
+"""Hopper's kernels by the 2x rule: on a CPU by plain torch (tests/ops/gluon.py), and on a GPU."""
 
 import math
 import random
@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from ckda import complex_kda
+from ckda.ops.call import Call as OpCall
 from tests.ops.common import (
     HARSH,
     Comparison,
@@ -24,7 +26,7 @@ from tests.ops.common import (
 from tests.ops.test_triton import _reflections
 
 pytest.importorskip("triton")
-from ckda.ops.triton import hopper, plan
+from ckda.ops.triton import chunk, hopper, plan
 from ckda.ops.triton.hopper import intra, launch, passes
 from tests.ops import gluon
 
@@ -50,7 +52,37 @@ CASES: dict[str, dict[str, Any]] = {
     "256 x 192, float16": {"T": 40, **WIDE, "V": 192, "dtype": FP16, "initial": True},
     "256 x 96, separate, groups": {"T": 40, **WIDE, "V": 96, "separate": True, "H": 1, "HV": 2},
     "256 x 128, sigmoid": {"T": 64, **WIDE, "V": 128, "gate": "sigmoid", "beta_range": 1},
-}
+    "256 x 256, beta given": {"T": 70, **WIDE, "beta_range": None, "initial": True},
+    "256 x 96, beta given, packed": {
+        "T": 70, **WIDE, "V": 96, "gate": None, "beta_range": None, "cu_seqlens": [0, 0, 33, 34, 70, 70], "H": 1, "HV": 2
+    },
+    "256 x 64, beta given, float16": {"T": 64, **WIDE, "V": 64, "dtype": FP16, "beta_range": None, "gate_dtype": torch.float32},
+    "16 x 24, packed": {
+        "T": 70, "K": 16, "V": 24, "A_log": True, "dt_bias": True, "initial": True, "cu_seqlens": [0, 0, 33, 34, 70]
+    },
+    "24 x 8, sigmoid, groups": {"T": 64, "K": 24, "V": 8, "gate": "sigmoid", "beta_range": 1, "H": 1, "HV": 2},
+}  # fmt: skip
+
+#: channels and values that no kernel takes: filled up
+FILLED: dict[str, dict[str, Any]] = {
+    "100 x 60": {"T": 64, "K": 100, "V": 60, "A_log": True, "dt_bias": True, "initial": True},
+    "100 x 33, given, groups": {
+        "T": 70, "K": 100, "V": 33, "gate": None, "beta_range": None, "gate_dtype": torch.float32, "H": 1, "HV": 2, "initial": True
+    },
+    "5 x 9, softplus, packed": {
+        "T": 70, "K": 5, "V": 9, "gate": "softplus", "A_log": True, "dt_bias": True, "initial": True,
+        "cu_seqlens": [0, 0, 33, 34, 70, 70],
+    },
+    "16 x 100, sigmoid": {"T": 33, "K": 16, "V": 100, "gate": "sigmoid", "dt_bias": True, "scale": 0.7},
+    "130 x 24, separate, packed": {
+        "T": 70, "K": 130, "V": 24, "separate": True, "gate_dtype": torch.float32, "initial": True, "cu_seqlens": [0, 0, 33, 70]
+    },
+    "130 x 70, given": {"T": 40, "K": 130, "V": 70, "gate": None, "beta_range": None, "initial": True},
+    "192 x 160": {"T": 64, "K": 192, "V": 160, "A_log": True, "dt_bias": True, "initial": True, "normalize_qk": False},
+    "192 x 130, float16": {"T": 40, "K": 192, "V": 130, "dtype": FP16, "dt_bias": True, "initial": True},
+    "100 x 20, float16, softplus": {"T": 40, "K": 100, "V": 20, "dtype": FP16, "gate": "softplus", "initial": True},
+    "128 x 256, float16": {"T": 40, "K": 128, "V": 256, "dtype": FP16, "gate": None, "initial": True},
+}  # fmt: skip
 
 on_a_cpu = pytest.mark.skipif(
     torch.cuda.is_available() or not hopper.tried(), reason="for a CPU, and the Triton that they are written for"
@@ -72,6 +104,90 @@ def _call(settings: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("case", CASES)
 def test_the_kernels_keep_the_rule(case: str) -> None:
     check_kernels([compare(_call(CASES[case]), "triton-hopper")])
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """Memory that nobody has written is NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@on_a_cpu
+@pytest.mark.usefixtures("emulated", "poisoned")
+@pytest.mark.parametrize("case", FILLED)
+def test_what_is_filled_up_keeps_the_rule(case: str) -> None:
+    call = _call(FILLED[case])
+    assert hopper.filled(OpCall(**call))
+    draw = compare(call, "triton-hopper")
+    check_kernels([draw])
+    assert all(x.is_contiguous() for x in draw.results.values())
+
+
+@on_a_cpu
+@pytest.mark.usefixtures("emulated", "poisoned")
+def test_what_is_filled_up_is_split_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments of one chunk, from and to states that are filled up and cut back."""
+    monkeypatch.setattr(plan, "SPLIT_FROM", 3)
+    monkeypatch.setattr(plan, "SEGMENT", 1)
+    check_kernels([compare(_call({"T": 128, "K": 20, "V": 12, "initial": True}), "triton-hopper")])
+
+
+@on_a_cpu
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("settings", [{"K": 100, "V": 60}, {"K": 130, "V": 24, "gate": None}], ids=str)
+def test_one_node_of_what_is_filled_up(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the shapes that torch.compile is told, forward and backward, also of what is saved."""
+    monkeypatch.setattr("ckda.ops.triton._interpreted", lambda: True)  # a question that cannot be traced
+    call = _call({"T": 40, "dt_bias": True, "initial": True} | settings)
+    chosen = OpCall(**call, output_final_state=True, backend="triton-hopper")
+    saved, announced = chunk.forward(chosen, {})[2], chunk.saved_like(chosen)
+    assert [(x.shape, x.dtype) for x in saved] == [(x.shape, x.dtype) for x in announced]
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def compiled(leaves: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        return complex_kda(**leaves, output_final_state=True, backend="triton-hopper")
+
+    assert_same_bits(run(call, compiled), run(call, "triton-hopper"))
+
+
+@on_a_cpu
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("gate", ["signed", "sigmoid", "softplus", None])
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+def test_what_is_filled_up_decays_no_more(dtype: torch.dtype, gate: str | None) -> None:
+    """A chunk that is calm stays so: the bits are those of the same call with channels that the caller has filled up."""
+    settings = {"T": 64, "K": 28, "V": 16, "dtype": dtype, "gate": gate, "sign": False, "scale": 1.0}
+    call = _call(settings)
+    mild = {"signed": 8.0, "sigmoid": -8.0, "softplus": -8.0, None: 0.0}[gate]
+    call["g"] = torch.full_like(call["g"], mild)
+    wide = call | {name: torch.nn.functional.pad(call[name], (0, 4)) for name in ("q", "k")}
+    wide["g"] = torch.nn.functional.pad(call["g"], (0, 4), value=mild)
+    ours, theirs = (run(x, "triton-hopper") for x in (call, wide))
+    cut = {name: x[..., :28] if name in ("dq", "dk", "dg") else x for name, x in theirs.items() if name != "state"}
+    assert_same_bits(ours, cut | {"state": theirs["state"][..., :28, :]})
+
+
+@on_a_cpu
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("gate", ["signed", None])
+@pytest.mark.parametrize(
+    ("dtype", "settings"),
+    [
+        (BF16, {**WIDE, "V": 80}),
+        (BF16, {"K": 96, "V": 40}),
+        (FP16, {"K": 256, "V": 80}),
+        (FP16, {"K": 96, "V": 40, "cu_seqlens": [0, 0, 33, 34, 70]}),
+    ],
+    ids=str,
+)
+def test_the_gradient_of_a_beta_near_zero(dtype: torch.dtype, settings: dict[str, Any], gate: str | None) -> None:
+    """Half of the tokens have a beta of zero, a quarter one that leaves float16 no digits; their gradients are as large as any."""
+    call = _call({"T": 70, "gate": gate, "beta_range": None, "gate_dtype": torch.float32} | settings | {"dtype": dtype})
+    call["beta"][:, ::2] = 0.0
+    call["beta"][:, 1::4] = 2.0**-20
+    check_kernels([compare(call, "triton-hopper")])
 
 
 @on_a_cpu
@@ -258,13 +374,16 @@ def test_the_emulation_sees_mistakes(name: str, broken: Any, told: str, monkeypa
         run(_call({"T": 160, "K": 64, "V": 64}), "triton-hopper", gradients=False)
 
 
-# On a GPU: what would let `hopper.unmeasured` go -------------------------------------------------------------------------
+# On a GPU ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", [name for name in CASES if name.startswith("256")] + ["float16, narrow"])
+@pytest.mark.parametrize(
+    "case", [name for name in CASES if name[:2] in ("25", "16", "24")] + ["float16, narrow", *FILLED]
+)
 def test_by_name_the_kernels_keep_the_rule_on_a_gpu(case: str) -> None:
-    settings = CASES[case] | {"H": 2, "device": "cuda"}
+    settings = (CASES | FILLED)[case]
+    settings = settings | {"H": 2, "HV": 2 * settings.get("HV", 1), "device": "cuda"}
     settings |= {} if "cu_seqlens" in settings else {"T": 320, "B": 2}
     check_kernels([compare(_call(settings), "triton-hopper")])
 

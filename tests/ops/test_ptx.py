@@ -35,6 +35,11 @@ CASES = {
         "triton-hopper",
         f'{ONE}, {BF16}, "T": 70, "K": 256, "V": 200, "gate": "sigmoid", "separate": True',
     ),
+    "filled up, beta given": (
+        "triton-hopper",
+        f'{ONE}, {BF16}, "T": 70, "K": 130, "V": 60, "beta_range": None, "dt_bias": True, "cu_seqlens": [0, 0, 33, 70]',
+    ),
+    "heads of 16": ("triton-hopper", f'{ONE}, {BF16}, "T": 70, "K": 16, "V": 24, "A_log": True, "dt_bias": True'),
     "portable, float32": (
         "triton-portable",
         f'{ONE}, {FP32}, "T": 40, "K": 64, "V": 24, "A_log": True, "dt_bias": True',

@@ -687,19 +687,19 @@ def test_when_the_kernels_for_hopper_serve_a_call(monkeypatch: pytest.MonkeyPatc
         {"K": 96, "V": 40},
         {"dtype": torch.float16, "K": 128},
         {"separate": True},
+        {"K": 8, "V": 8, "T": 160},
+        {"K": 256, "V": 256, "beta_range": None},
+        {"dtype": torch.float16, "K": 256},
     ]
     for changes in served:
         assert _form(**({"B": 1} | fit | changes)) == "triton-hopper"
     others: dict[str, dict[str, Any]] = {
-        "K from 32 to 128 or 256": {"K": 24},
-        "multiples of 8": {"K": 36},
-        "V from 32": {"V": 16},
         "whole chunks": {"T": 65, "V": 256},
         "logits of beta": {"beta_range": None, "V": 256},
         "no packing": {"cu_seqlens": [0, 64], "V": 256},
-        "K = 64, 128 or 256": {"K": 96, "V": 256},
-        "256 channels take logits of beta": {"K": 256, "beta_range": None},
-        "take bfloat16": {"dtype": torch.float16, "K": 128, "V": 256},
+        "K = 64 or 128": {"K": 96, "V": 256},
+        "a multiple of 64": {"V": 200},
+        "float16 and K above 64": {"dtype": torch.float16, "V": 256},
         "bfloat16 or float16": {"dtype": torch.float32},
     }
     for words, changes in others.items():
@@ -710,30 +710,44 @@ def test_when_the_kernels_for_hopper_serve_a_call(monkeypatch: pytest.MonkeyPatc
         assert words in str(hopper.refuses(call))
 
 
-def test_kernels_that_no_gpu_has_timed_are_for_those_who_name_them(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"K": 64, "V": 40}, []),
+        ({"K": 256, "V": 200}, []),
+        ({"K": 100, "V": 128}, ["K is filled up from 100 to 104"]),
+        ({"K": 5, "V": 60}, ["K is filled up from 5 to 8", "V is filled up from 60 to 64"]),
+        ({"K": 129, "V": 250}, ["K is filled up from 129 to 256", "V is filled up from 250 to 256"]),
+        ({"K": 192, "V": 192}, ["K is filled up from 192 to 256"]),
+        ({"K": 72, "V": 256, "dtype": torch.float16}, ["K is filled up from 72 to 256"]),
+    ],
+)
+def test_the_choice_says_what_is_filled_up(
+    changes: dict[str, Any], told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hopper, "device_refuses", lambda device: None)
-    call = OpCall(**make_call(B=1, T=64, K=256, V=128, dtype=torch.float16))
+    call = OpCall(**make_call(**({"B": 1, "T": 64, "dtype": torch.bfloat16} | changes)))
     form, reason = kernels.choose_form(call)
-    assert form == "triton-portable"
-    assert str(hopper.unmeasured(call)) in reason
-    assert kernels.hopper.refuses(call) is None
+    assert form == "triton-hopper"
+    assert reason.split("; ")[1:] == ([", ".join(told)] if told else [])
 
 
 def test_the_question_for_hopper_can_be_compiled() -> None:
     """Device and shape, for lengths that are not known, without a break."""
 
-    def answer(x: Tensor) -> int:
-        k = x[..., :64]
+    def answer(x: Tensor, K: int) -> int:
+        k = x[..., :K]
         call = OpCall(k, k, x, k, x[..., 0], gate="signed", beta_range=2)
-        return 2 * (hopper.device_refuses(x.device) is None) + (hopper.unfit(call) is None)
+        fits = 2 * (hopper.device_refuses(x.device) is None) + (hopper.unfit(call) is None)
+        return fits + 4 * bool(hopper.filled(call))
 
-    compiled = torch.compile(lambda x: x + answer(x), fullgraph=True, dynamic=True, backend="eager")
+    compiled = torch.compile(lambda x, K: x + answer(x, K), fullgraph=True, dynamic=True, backend="eager")
     found = set()
-    for T in (64, 65, 96, 130):
+    for T, K in ((64, 64), (65, 64), (96, 64), (130, 64), (96, 60), (65, 130)):
         x = torch.zeros(1, T, 1, 256, dtype=torch.bfloat16)
-        found.add(answer(x) % 2)
-        assert torch.equal(compiled(x), x + answer(x))
-    assert found == {0, 1}
+        found.add((answer(x, K) % 2, answer(x, K) // 4))
+        assert torch.equal(compiled(x, K), x + answer(x, K))
+    assert found == {(0, 0), (1, 0), (0, 1), (1, 1)}
 
 
 @in_interpreter
@@ -857,6 +871,12 @@ ON_GPU = {"H": 2, "K": 64, "V": 64, "A_log": True, "dt_bias": True, "dtype": tor
         {"separate": True, "beta_range": None, "gate": "softplus", "HV": 4},
         {"K": 96, "V": 64, "separate": True, "beta_range": None, "gate": None, "gate_dtype": torch.float32},
         {"K": 16, "V": 16, "separate": True, "beta_range": None},
+        # filled up, and what only a call of that size has
+        {"T": 320, "K": 100, "V": 60},
+        {"T": 320, "K": 192, "V": 192, "gate": "softplus"},
+        {"K": 24, "V": 20, "HV": 4, "cu_seqlens": [0, 0, 100, 101, 300, 300]},
+        {"T": 320, "K": 256, "V": 256, "beta_range": None},
+        {"K": 256, "V": 128, "gate": None, "beta_range": None, "gate_dtype": torch.float32},
     ],
     ids=str,
 )
@@ -883,6 +903,9 @@ def test_bfloat16_by_the_double_rule(settings: dict) -> None:
         {"K": 128, "V": 128, "cu_seqlens": [0, 0, 100, 101, 300, 300]},
         {"separate": True, "beta_range": None},
         {"K": 256, "V": 64},
+        {"T": 320, "K": 256, "V": 256, "beta_range": None},
+        {"K": 128, "V": 256},
+        {"K": 100, "V": 60, "gate": "softplus"},
     ],
     ids=str,
 )
@@ -908,6 +931,11 @@ def test_float16_by_the_double_rule(settings: dict) -> None:
         ("signed", "equal", 2, 64, torch.float16),
         ("signed", "equal", 2, 128, torch.float16),
         (None, "random", 2, 128, torch.float16),
+        ("signed", "equal", 2, 256, torch.float16),
+        (None, "random", 2, 256, torch.float16),
+        ("signed", "equal", None, 256, torch.bfloat16),
+        ("signed", "equal", None, 256, torch.float16),
+        ("signed", "equal", 2, 100, torch.bfloat16),
     ],
 )
 def test_equal_keys_at_beta_two_over_8192_tokens(
@@ -955,6 +983,7 @@ def test_decoding_4096_tokens_equals_the_parallel_form(inplace: bool) -> None:
         (320, 128, torch.bfloat16),
         (50, 32, torch.bfloat16),
         (300, 96, torch.bfloat16),
+        (300, 100, torch.bfloat16),
         (300, 64, torch.float16),
     ],
 )
@@ -969,9 +998,10 @@ def test_the_same_bits_alone_in_a_batch_and_again_on_a_gpu(T: int, K: int, dtype
 
 
 @pytest.mark.gpu
-def test_packed_sequences_do_not_synchronise() -> None:
+@pytest.mark.parametrize("K", [64, 100])
+def test_packed_sequences_do_not_synchronise(K: int) -> None:
     bounds = [0, 0, 100, 101, 300, 300]
-    call = make_call(B=1, T=300, HV=4, initial=True, cu_seqlens=bounds, **ON_GPU)
+    call = make_call(B=1, T=300, HV=4, initial=True, cu_seqlens=bounds, **(ON_GPU | {"K": K}))
     leaves = {n: x.requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x for n, x in call.items()}
     inputs = [x for x in leaves.values() if isinstance(x, Tensor) and x.requires_grad]
 
@@ -993,10 +1023,11 @@ def test_packed_sequences_do_not_synchronise() -> None:
 
 
 @pytest.mark.gpu
-def test_packed_calls_as_a_cuda_graph() -> None:
+@pytest.mark.parametrize("K", [64, 100])
+def test_packed_calls_as_a_cuda_graph(K: int) -> None:
     """Forward and backward are captured; replayed with other numbers and other borders they give what a call gives."""
     first, other = (
-        make_call(B=1, T=300, HV=4, initial=True, cu_seqlens=bounds, **ON_GPU, seed=seed)
+        make_call(B=1, T=300, HV=4, initial=True, cu_seqlens=bounds, **(ON_GPU | {"K": K}), seed=seed)
         for seed, bounds in enumerate(([0, 0, 100, 101, 300, 300], [0, 64, 65, 65, 170, 300]))
     )
     leaves = {n: x.clone() if isinstance(x, Tensor) else x for n, x in first.items()}
@@ -1024,9 +1055,9 @@ def test_packed_calls_as_a_cuda_graph() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("T", [300, 320])
-def test_one_node_under_compile_on_a_gpu(T: int) -> None:
-    call = make_call(B=4, T=T, initial=True, **ON_GPU)
+@pytest.mark.parametrize(("T", "K"), [(300, 64), (320, 64), (300, 100)])
+def test_one_node_under_compile_on_a_gpu(T: int, K: int) -> None:
+    call = make_call(B=4, T=T, initial=True, **(ON_GPU | {"K": K}))
 
     @torch.compile(fullgraph=True)
     def compiled(leaves: Call) -> tuple[Tensor, Tensor]:
@@ -1091,7 +1122,17 @@ def test_packed_gives_the_bits_of_separate_sequences_on_a_gpu(gate: str, K: int)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("settings", [{"T": 320}, {"T": 300, "gate": None}, {"T": 300, "K": 32, "V": 32}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"T": 320},
+        {"T": 300, "gate": None},
+        {"T": 300, "K": 32, "V": 32},
+        {"T": 300, "K": 100, "V": 60},
+        {"T": 300, "K": 192, "gate": None, "beta_range": None},
+    ],
+    ids=str,
+)
 def test_kept_launches_give_the_bits_of_new_ones(settings: dict) -> None:
     """On other tensors than those that they were kept from, also where two arguments are one tensor."""
     first, other = (make_call(B=2, initial=True, **(ON_GPU | settings), seed=seed) for seed in (0, 1))

@@ -25,6 +25,7 @@ WANTED = {
         "fp32 256x256",
         "bf16 256x256",
         "bf16 256x256 softplus",
+        "bf16 200x60 given, packed",
     ],
     80: ["bf16 64x64, groups"],
     89: ["bf16 16x16", "fp32 128x128"],
@@ -42,6 +43,9 @@ import json, sys
 from ckda.ops.triton.compile import EXAMPLES, rows
 EXAMPLES["bf16 16x16"] = {"K": 16, "V": 16}
 EXAMPLES["fp32 256x256"] = EXAMPLES["fp32 128x128"] | {"K": 256, "V": 256}
+EXAMPLES["bf16 200x60 given, packed"] = {
+    "K": 200, "V": 60, "gate": None, "packed": True, "beta_range": None, "backend": "triton-hopper"
+}
 EXAMPLES["bf16 32x32 given, packed"] = {"K": 32, "V": 32, "gate": None, "packed": True}
 for capability, names in json.loads(sys.argv[1]).items():
     for name, kernel, x in rows(int(capability), names):

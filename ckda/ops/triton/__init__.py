@@ -80,9 +80,10 @@ def choose_form(call: Call) -> tuple[str, str]:
             "triton-recurrent",
             f"up to {SHORT} tokens of heads of up to {SMALL_HEAD} channels are fastest one by one",
         )
-    why = hopper.refuses(call) or hopper.unmeasured(call)
+    why = hopper.refuses(call)
     if why is None:
-        return "triton-hopper", "Hopper's own chunk kernels serve this call, and are the fastest there"
+        reason, words = "Hopper's own chunk kernels serve this call, and are the fastest there", hopper.filled(call)
+        return "triton-hopper", f"{reason}; {words}" if words else reason
     return "triton-portable", f"the chunk kernels for every GPU, since Hopper's do not serve this call: {why}"
 
 

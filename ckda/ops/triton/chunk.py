@@ -12,6 +12,7 @@ from torch import Tensor
 from ckda.ops.call import NUM_TENSORS, Call, Gradients
 from ckda.ops.triton import replay
 from ckda.ops.triton.hopper import launch as hopper
+from ckda.ops.triton.hopper.fit import Resize, fit
 from ckda.ops.triton.launch import Launch, aligned, assemble, compile_together, tidied
 from ckda.ops.triton.plan import Passed, Plan, Work, empty_saved, find_chunks, is_bounded, open_saved, plan
 from ckda.ops.triton.portable import launch as portable
@@ -32,7 +33,7 @@ def _work(call: Call, p: Plan, memory: Tensor) -> Work:
 
 def saved_like(call: Call) -> list[Tensor]:
     """Empty tensors of the shapes that :func:`forward` saves."""
-    return [empty_saved(call, plan(call))]
+    return [empty_saved(call, plan(fit(call, Resize())))]
 
 
 class _Run:
@@ -42,7 +43,8 @@ class _Run:
         self.launches: list[tuple[Launch, Any]] = []
 
     def __call__(self, *launches: Launch) -> None:
-        compile_together(launches)
+        if launches:
+            compile_together(launches)
         self.launches += [(launch, launch()) for launch in launches]
 
 
@@ -54,6 +56,11 @@ def _written(call: Call) -> Call:
 def _G(w: Work) -> Tensor:
     """Where G is written: kept for the backward pass where that reads it."""
     return w.x.G if w.p.given else w.x.rho.new_empty(w.p.rows, w.p.HV, w.p.C)
+
+
+def _beginning(w: Work, G: Tensor) -> list[Launch]:
+    """What does not depend on the state."""
+    return [*portable.places(w), *_kernels(w.call).intra(w, G), portable.solver(w, G)]
 
 
 def _inner(w: Work) -> Tensor:
@@ -98,18 +105,21 @@ def forward(call: Call, kept: Kept) -> tuple[Tensor, Tensor | None, list[Tensor]
 
 def _forward(call: Call, kept: Kept) -> list[Tensor | None]:
     """o, the final state of every segment or None, and the memory of what is saved."""
-    p = plan(call)
+    fill, cut = Resize(), Resize()
+    fitted = fit(call, fill)
+    p = plan(fitted)
     memory = empty_saved(call, p)
-    w, kernels, run = _work(call, p, memory), _kernels(call), _Run()
+    w, kernels, run = _work(fitted, p, memory), _kernels(call), _Run()
     G = _G(w)
-    launches, initial = [*portable.places(w), *kernels.intra(w, G), portable.solver(w, G)], call.initial_state
+    launches, initial = [*fill.launches, *_beginning(w, G)], fitted.initial_state
     if p.num_segments > 1:
         run(*launches)
         launches, initial = [], _segment_starts(w, run)
     final = w.x.rho.new_empty(p.N * p.num_segments, p.HV, p.K, p.V)
-    o = torch.empty_like(call.v)
-    run(*launches, kernels.states(w, initial, o, final, "none", p.segments))
-    made = [o, final if call.output_final_state else None, memory]
+    o, (K, V) = torch.empty_like(fitted.v), (call.q.shape[3], call.v.shape[3])
+    states = kernels.states(w, initial, o, final, "none", p.segments)
+    made = [cut(o, V), cut(final, K, V) if call.output_final_state else None, memory]
+    run(*launches, states, *cut.launches)
     if p.num_segments == 1 or call.initial_state is None:  # else it was copied into place, which is no launch of ours
         replay.record(kept, "forward", run.launches, call.tensors, made)
     return made
@@ -150,15 +160,21 @@ def backward(call: Call, saved: list[Tensor], do: Tensor, dfinal: Tensor | None,
 
 def _backward(call: Call, given: list[Tensor | None], kept: Kept, name: str) -> list[Tensor | None]:
     """The arguments of :func:`assemble`; given are the tensors of the call, the memory of what was saved, o, do, and dfinal."""
-    p, num = plan(call), NUM_TENSORS - 2 * is_bounded(call)
-    memory, o, do, dfinal = (*given[num:], None)[:4]
+    first = 2 * is_bounded(call)
+    memory, o, do, dfinal = (*given[NUM_TENSORS - first :], None)[:4]
     assert memory is not None
     assert o is not None
     assert do is not None
     state_gradient = dfinal is not None
-    w, kernels, run = _work(call, p, memory), _kernels(call), _Run()
+    fill, cut = Resize(), Resize()
+    fitted = fit(call, fill, first)
+    p = plan(fitted)
+    o, do, dfinal = fill(o, p.V), fill(do, p.V), fill(dfinal, p.K, p.V)
+    launches = fill.launches
+    w, kernels, run = _work(fitted, p, memory), _kernels(call), _Run()
     if p.num_segments > 1:
-        dfinal = _segment_ends(w, do, dfinal, run)
+        run(*launches)
+        launches, dfinal = [], _segment_ends(w, do, dfinal, run)
     passed, dinitial = _empty_passed(w), None
     if call.initial_state is not None:
         dinitial = w.x.rho.new_empty(p.N * p.num_segments, p.HV, p.K, p.V)
@@ -166,18 +182,19 @@ def _backward(call: Call, given: list[Tensor | None], kept: Kept, name: str) -> 
     ends, out = kernels.gradients(w, o, do, passed)
     groups, out = portable.group_sums(w, out)
     sums, dA_log, ddt_bias = gate_sums(call, out)
-    run(reverse, *ends, *groups, *sums)
+    K, V = call.q.shape[3], call.v.shape[3]
     made = [
-        out["p_dq"],
-        out["p_dk"],
-        passed.dv,
-        out["p_dg"],
+        cut(out["p_dq"], K),
+        cut(out["p_dk"], K),
+        cut(passed.dv, V),
+        cut(out["p_dg"], K),
         out["p_dbeta"],
         dA_log,
         ddt_bias,
-        dinitial,
-        out["p_derase"],
+        cut(dinitial, K, V),
+        cut(out["p_derase"], K),
     ]
+    run(*launches, reverse, *ends, *groups, *sums, *cut.launches)
     if p.num_segments == 1 or not state_gradient:  # else it was copied into place, which is no launch of ours
         replay.record(kept, name, run.launches, given, made)
     return made
@@ -185,16 +202,17 @@ def _backward(call: Call, given: list[Tensor | None], kept: Kept, name: str) -> 
 
 def launches(call: Call) -> list[Launch]:
     """The launches of one forward and backward pass on empty tensors of the call's device: for compiling, not for running."""
-    call = _written(call)
-    p = plan(call)
-    w, kernels = _work(call, p, empty_saved(call, p)), _kernels(call)
-    o, state, G, passed, segments = torch.empty_like(call.v), call.zero_state(), _G(w), _empty_passed(w), w.p.segments
+    call, fill, cut = _written(call), Resize(), Resize()
+    fitted = fit(call, fill)
+    p = plan(fitted)
+    w, kernels = _work(fitted, p, empty_saved(call, p)), _kernels(call)
+    o, state, G, passed, segments = torch.empty_like(fitted.v), fitted.zero_state(), _G(w), _empty_passed(w), p.segments
     ends, out = kernels.gradients(w, o, o, passed)
     groups, out = portable.group_sums(w, out)
+    cut(o, call.v.shape[3])
     return [
-        *portable.places(w),
-        *kernels.intra(w, G),
-        portable.solver(w, G),
+        *fill.launches,
+        *_beginning(w, G),
         kernels.states(w, state, o, state, "none", segments),
         kernels.states(w, state, None, state, "offset", segments),
         kernels.states(w, None, None, w.x.transitions, "transition", segments),
@@ -204,4 +222,5 @@ def launches(call: Call) -> list[Launch]:
         *ends,
         *groups,
         *gate_sums(call, out)[0],
+        *cut.launches,
     ]

@@ -7,10 +7,10 @@ import torch
 from ckda.ops.call import Call
 from ckda.ops.triton.plan import CHUNK
 
-__all__ = ["BV", "FLOAT16_UNIT", "MAX_WIDTH", "WARP_ROWS", "refuses", "tried", "unfit", "unmeasured"]
+__all__ = ["BV", "FLOAT16_UNIT", "MAX_WIDTH", "NARROW", "WARP_ROWS", "filled", "refuses", "sizes", "tried", "unfit"]
 
 BV = 64  # the value columns of one program
-MIN_WIDTH, MAX_WIDTH = 32, 128  # of heads, whose tiles have 64 or 128 channels
+NARROW, MAX_WIDTH = 64, 128  # of heads, whose tiles have 64 or 128 channels
 WIDE = 256  # channels of heads whose passes hold them in two halves
 STEP = 8  # heads lie at whole multiples of 16 bytes
 FLOAT16_UNIT = (
@@ -47,45 +47,49 @@ def device_refuses(device: torch.device) -> str | None:
 device_refuses._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def sizes(call: Call) -> tuple[int, int]:
+    """The channels and values that a call has for the kernels: its own, or more, where `fit.py` fills up.
+
+    In float16 the kernels for 256 channels also take more than half a tile of channels with more than a tile of values.
+    """
+    K, V = (-(-x.shape[3] // STEP) * STEP for x in (call.q, call.v))
+    if K > MAX_WIDTH or (K > NARROW and V > MAX_WIDTH and call.v.dtype == torch.float16):
+        K = WIDE
+    return K, V
+
+
+def filled(call: Call) -> str:
+    """What is filled up so that the kernels take the call, in words; none where it fits as it is."""
+    ours = {"K": call.q.shape[3], "V": call.v.shape[3]}
+    theirs = dict(zip(ours, sizes(call), strict=True))
+    return ", ".join(
+        f"{name} is filled up from {ours[name]} to {theirs[name]}" for name in ours if ours[name] != theirs[name]
+    )
+
+
 def unfit(call: Call) -> str | None:
-    """Why the kernels are not made for such a call, whatever the device, or None.
+    """Why the kernels do not serve such a call, whatever the device, or None.
 
     The reasons hold no size, which torch.compile would have to fix. Rows of tiles are counted in 32 bits: enough, for a call with
     more of them would need 275 GB.
     """
-    T, K, V = call.q.shape[1], call.q.shape[3], call.v.shape[3]
     if call.v.dtype not in (torch.bfloat16, torch.float16):
         return "q, k and v must be bfloat16 or float16"
-    if not (MIN_WIDTH <= K <= MAX_WIDTH or K == WIDE) or V < MIN_WIDTH or K % STEP or V % STEP:
-        return f"heads must have K from {MIN_WIDTH} to {MAX_WIDTH} or {WIDE}, and V from {MIN_WIDTH} on, multiples of {STEP}"
-    if K == WIDE:
-        given = call.beta is not None and not call.beta_range
+    K, V = sizes(call)
+    if K <= MAX_WIDTH < V and not _fits_many_values(call):
         return (
-            f"{WIDE} channels take logits of beta, or separate gates, and up to {WIDE} values"
-            if given or V > WIDE
-            else None
-        )
-    if V > MAX_WIDTH and (
-        K not in (64, 128)
-        or V % BV
-        or T % CHUNK
-        or call.v.dtype != torch.bfloat16
-        or call.cu_seqlens is not None
-        or not call.beta_range
-    ):
-        return (
-            f"more than {MAX_WIDTH} values take bfloat16, K = 64, 128 or {WIDE}, V a multiple of {BV}, "
-            "whole chunks, no packing and logits of beta"
+            f"up to {MAX_WIDTH} channels with more values than that take bfloat16, K = {NARROW} or {MAX_WIDTH}, V a multiple of "
+            f"{BV}, whole chunks, no packing and logits of beta; or float16 and K above {NARROW}"
         )
     return None
 
 
-def unmeasured(call: Call) -> str | None:
-    """Why kernels that serve the call are not chosen by themselves, only by name, or None: no GPU has shown yet that they are right
-    and faster. `ckda bench --sweep --candidates` and `pytest -m gpu tests/ops/test_hopper.py` on one decide."""
-    if call.v.dtype == torch.float16 and call.q.shape[3] > MAX_WIDTH:
-        return f"with float16 heads of {WIDE} channels equal keys at beta = 2 were not tried on a GPU yet"
-    return None
+def _fits_many_values(call: Call) -> bool:
+    """Whether the passes for up to 128 channels take it as it is. Filling up would cost what they gain: the portable kernels end
+    the backward either way."""
+    T, K, V = call.q.shape[1], call.q.shape[3], call.v.shape[3]
+    plain = call.v.dtype == torch.bfloat16 and call.cu_seqlens is None and call.beta_range
+    return bool(plain and K in (NARROW, MAX_WIDTH) and V % BV == 0 and T % CHUNK == 0)
 
 
 def refuses(call: Call) -> str | None:

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ckda.ops.triton.hopper import BV, MAX_WIDTH, WARP_ROWS, tried
+from ckda.ops.triton.hopper import BV, MAX_WIDTH, NARROW, WARP_ROWS, tried
 from ckda.ops.triton.hopper.begins import begins_kernel
+from ckda.ops.triton.hopper.reach import reach_kernel
 from ckda.ops.triton.launch import Launch, aligned, contiguous, gate_arguments
 from ckda.ops.triton.plan import Passed, Plan, Work, gradient_outputs
 from ckda.ops.triton.portable import launch as portable
@@ -23,14 +24,15 @@ if tried():
 
 __all__ = ["gradients", "intra", "reverse", "states"]
 
-# registers a thread, so that more programs than one fit on a multiprocessor; NARROW: heads of up to 64 channels
+# registers a thread, so that more programs than one fit on a multiprocessor; NARROW: heads of up to so many channels
 INTRA_REGISTERS, NARROW_INTRA_REGISTERS, PAIR_REGISTERS = 80, 64, 128
 WIDE_INTRA_REGISTERS = 96  # one program of 16 warps that compute
-NARROW = 64
 PASS_WARPS = BV // WARP_ROWS
 BASE = (
     3  # log2 of the blocks within which unbounded gates are taken from the middle, in the forward pass and in bfloat16
 )
+# the beta / |k|^2 up to which dr is no way to dbeta: what float16 cannot hold, and what `hopper_gradient_kernel` takes for zero
+NEAR_ZERO = {"bf16": 1e-12, "fp16": 2.0**-8}
 _GATE = ("beta", "sign", "A_log", "dt_bias")
 _GATE_FLAGS = ("scale", "H", "HV", "K", "GATE", "HAS_A_LOG", "HAS_DT_BIAS", "NORMALIZE", "BETA_RANGE")
 
@@ -255,7 +257,35 @@ def gradients(w: Work, o: Tensor, do: Tensor, passed: Passed) -> tuple[list[Laun
         return portable.gradients(w, o, do, passed)
     out = gradient_outputs(w, p.dtype)
     shares = [share | {"WHICH": which} for share in _shares(w) for which in _kinds(p, share)]
-    return [_gradient(w, o, do, passed, out, share) for share in shares], out
+    return [*(_gradient(w, o, do, passed, out, share) for share in shares), *_reach(w, do, passed, out)], out
+
+
+def _reach(w: Work, do: Tensor, passed: Passed, out: dict[str, Any]) -> list[Launch]:
+    """dbeta where beta is near zero, in float16 and of 256 channels; elsewhere the gradient kernel has it."""
+    p, x, where = w.p, w.x, w.where
+    if not p.given or not (p.dot == "fp16" or _halves(p) > 1):
+        return []
+    arguments = x.arguments("y", "y_low", "A", "G", "k_back", "rho") | {
+        "p_do": do,
+        "p_dv": passed.dv,
+        "p_dstates": passed.dstates,
+        "p_norm2": x.norms[2],
+        "p_starts": where.starts,
+        "p_ends": where.ends,
+        "p_dbeta": out["p_dbeta"],
+        "T": p.T,
+        "NC": p.NC,
+        "HV": p.HV,
+        "K": p.K,
+        "V": p.V,
+        "C": p.C,
+        "BK": 32,
+        "BV": 16,
+        "LEAST": NEAR_ZERO[p.dot],
+        "BOUNDED": p.bounded,
+        "PACKED": p.packed,
+    }
+    return [Launch(reach_kernel, (p.slots, p.HV), arguments, num_warps=2, maxnreg=PAIR_REGISTERS)]  # most leave at once
 
 
 def _kinds(p: Plan, share: dict[str, Any]) -> list[str]:
