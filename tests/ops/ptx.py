@@ -501,6 +501,8 @@ def _exchange(w: Warp, op: str, x: list[str], mask: Any) -> None:
     value = w.bits(x[1])
     if op.startswith("redux.sync.add"):
         made = np.full(32, value.sum(dtype=U64)).astype(U32)
+    elif op.startswith("redux.sync.min.s32"):
+        made = np.full(32, value.view(np.int32).min())
     else:
         by = w.bits(x[2]).astype(int)
         source = {"bfly": LANES ^ by, "idx": by & 31, "up": LANES - by}[op.split(".")[2]]

@@ -24,8 +24,13 @@ from tests.ops.common import (
 from tests.ops.test_triton import _reflections
 
 pytest.importorskip("triton")
+from triton.experimental import gluon as triton_gluon
+from triton.experimental.gluon import language as gl
+
 from ckda.ops.triton import hopper, plan
 from ckda.ops.triton.hopper import intra, launch, passes
+from ckda.ops.triton.hopper.tile import AHEAD, ask, settle
+from ckda.ops.triton.launch import Launch
 from tests.ops import gluon
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -193,6 +198,96 @@ def test_what_follows_does_not_decide_by_which_way_a_row_goes(dtype: torch.dtype
     calm, broken = (run(_calm(settings, x), "triton-hopper", gradients=False)["o"] for x in ({}, {token: -200.0}))
     assert_same_bits({"o": calm[:, :token]}, {"o": broken[:, :token]})
     assert not torch.equal(calm[:, token:], broken[:, token:])
+
+
+@triton_gluon.jit
+def _items_kernel(
+    p_calm, p_starts, p_ends, p_taken, num_chunks, T, NC,
+    HV: gl.constexpr, C: gl.constexpr, LEAST: gl.constexpr, MOST: gl.constexpr, WHICH: gl.constexpr, PLACES: gl.constexpr,
+    HALVES: gl.constexpr,
+):  # fmt: skip
+    """How often each item is taken, and where its chunk lies: [items, 2], each time one and the first token."""
+    num_items = num_chunks * HV * HALVES
+    item = gl.program_id(0)
+    begin, num, rows = ask(item, num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, PLACES, HALVES)
+    item, begin, num = settle(
+        item, begin, num, rows, num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, WHICH, PLACES, HALVES, 4
+    )
+    while item < num_items:
+        gl.store(p_taken + item * 2, gl.load(p_taken + item * 2) + 1)
+        gl.store(p_taken + item * 2 + 1, begin)
+        following = item + gl.num_programs(0)
+        begin, num, rows = ask(
+            following, num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, PLACES, HALVES
+        )
+        item, begin, num = settle(
+            following, begin, num, rows, num_items, p_calm, p_starts, p_ends, T, NC,
+            HV, C, LEAST, MOST, WHICH, PLACES, HALVES, 4,
+        )  # fmt: skip
+
+
+def _items(
+    programs: int, share: float, LEAST: int, MOST: int, WHICH: str, HALVES: int = 1
+) -> tuple[Launch, torch.Tensor, torch.Tensor]:
+    """A launch of :func:`_items_kernel` over chunks of which that share is its own, what it should find, and what it finds."""
+    HV, C, draw = 2, 32, torch.Generator().manual_seed(programs)
+    num = torch.where(torch.rand(200, generator=draw) < share, C, torch.randint(0, C, (200,), generator=draw))
+    ends = num.cumsum(0)
+    rows = torch.where(torch.rand(200, HV, generator=draw) < share, C, torch.randint(0, C, (200, HV), generator=draw))
+    own = (rows >= LEAST) & (rows <= MOST)
+    if WHICH != "any":
+        own &= (num == C)[:, None] == (WHICH == "full")
+    wanted = torch.stack((own.int(), torch.where(own, (ends - num)[:, None], 0)), -1).repeat_interleave(HALVES, 1)
+    taken = torch.zeros(200 * HV * HALVES, 2, dtype=torch.int32)
+    arguments = {
+        "p_calm": rows.int(),
+        "p_starts": (ends - num).int(),
+        "p_ends": ends.int(),
+        "p_taken": taken,
+        "num_chunks": 200,
+        "T": 0,
+        "NC": 200,
+        "HV": HV,
+        "C": C,
+        "LEAST": LEAST,
+        "MOST": MOST,
+        "WHICH": WHICH,
+        "PLACES": "packed",
+        "HALVES": HALVES,
+    }
+    return Launch(_items_kernel, (programs,), arguments, num_warps=4), wanted.view(-1, 2).int(), taken
+
+
+SHARES = [(LEAST, MOST, WHICH) for LEAST, MOST in ((32, 32), (0, 31), (0, 32)) for WHICH in ("any", "full", "broken")]
+
+
+@on_a_cpu
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 1.0])
+@pytest.mark.parametrize("programs", [1, 3, 70])
+def test_each_item_is_taken_once_by_the_launch_whose_it_is(programs: int, share: float) -> None:
+    for LEAST, MOST, WHICH in SHARES:
+        launch, wanted, taken = _items(programs, share, LEAST, MOST, WHICH, HALVES=1 + programs % 2)
+        gluon.run_launch(launch)
+        assert torch.equal(taken, wanted), (LEAST, MOST, WHICH)
+
+
+@on_a_cpu
+def test_chunks_of_another_launch_are_skipped_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other, each with a load to wait for, they took a launch of none of its own 0.02 ms."""
+    asked = 0
+
+    def counted(*given: Any, **named: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return load(*given, **named)
+
+    load = gluon.LANGUAGE.load
+    monkeypatch.setattr(gluon.LANGUAGE, "load", counted)
+    launch, wanted, _ = _items(1, 0.0, 32, 32, "any")
+    gluon.run_launch(launch)
+    assert not wanted.any()
+    rounds = 1 + math.ceil(len(wanted) / AHEAD.value) + 1  # the first alone, and where the last of all would lie
+    assert asked <= 3 * rounds
 
 
 @on_a_cpu

@@ -55,6 +55,25 @@ def test_compiled_kernels_keep_the_rule_in_any_order_of_warps(case: str) -> None
     assert done.returncode == 0, done.stderr[-4000:]
 
 
+_ITEMS = """
+import torch
+from tests.ops import ptx
+from tests.ops.test_hopper import SHARES, _items
+for programs, share in ((1, 0.02), (3, 0.5), (70, 0.02)):
+    for LEAST, MOST, WHICH in SHARES:
+        launch, wanted, taken = _items(programs, share, LEAST, MOST, WHICH, HALVES=1 + programs % 2)
+        ptx.run_launch(launch, set())
+        print(torch.equal(taken, wanted), programs, share, LEAST, MOST, WHICH)
+"""
+
+
+def test_compiled_programs_find_their_items() -> None:
+    done = _python("-c", _ITEMS)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 27, done.stderr[-4000:]
+    assert all(line.startswith("True") for line in lines), lines
+
+
 _WITHOUT = """
 import re, torch
 from tests.ops import ptx

@@ -36,6 +36,7 @@ from ckda.ops.triton.hopper.tile import (
     across_border,
     as_float,
     as_rounded,
+    ask,
     by_pairs,
     by_rows,
     by_warps,
@@ -48,7 +49,6 @@ from ckda.ops.triton.hopper.tile import (
     held_log,
     left_operand,
     lines,
-    next_item,
     plus,
     product,
     rest,
@@ -56,9 +56,11 @@ from ckda.ops.triton.hopper.tile import (
     room_for_one,
     rounded,
     send_tile,
+    settle,
     span_sums,
     store_spans,
     times,
+    warps_of,
 )
 from ckda.ops.triton.tile import STATE_UNIT, finite_gate, gate_gradient, learning_rate, log_gate, power_of, reciprocal
 
@@ -152,29 +154,20 @@ def _fetch(
     b_token = gl.arange(0, C, LINE) * HV
     phase = 0
     num_items = num_chunks * HV * HALVES
-    item, begin, _ = next_item(
-        gl.program_id(0), num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, WHICH, PLACES, HALVES
-    )
+    item = gl.program_id(0)
+    begin, num, rows = ask(item, num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, PLACES, HALVES)
+    item, begin, _ = settle(
+        item, begin, num, rows, num_items, p_calm, p_starts, p_ends, T, NC,
+        HV, C, LEAST, MOST, WHICH, PLACES, HALVES, FETCH_WARPS,
+    )  # fmt: skip
     while item < num_items:
         place = _head_of(item, HALVES)
         column = _column_of(item, BK, HALVES)
         i_hv, row = place % HV, place // HV * C
-        following, next_begin, _ = next_item(
-            item + gl.num_programs(0),
-            num_items,
-            p_calm,
-            p_starts,
-            p_ends,
-            T,
-            NC,
-            HV,
-            C,
-            LEAST,
-            MOST,
-            WHICH,
-            PLACES,
-            HALVES,
-        )  # loaded a chunk ahead of its use
+        following = item + gl.num_programs(0)
+        next_begin, num, rows = ask(
+            following, num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, PLACES, HALVES
+        )
         bar = ready.index(VALUES)
         for v in gl.static_range(NV):
             mbarrier.wait(
@@ -212,7 +205,10 @@ def _fetch(
             fetch_tile(t_q, i_h, begin, column, K, bar, s_channels.index(QUERY))
             fetch_tile(t_k, i_h, begin, column, K, bar, s_channels.index(KEY))
         fetch_tile(t_g, i_hv, begin, column, K, bar, s_g)
-        item, begin = following, next_begin
+        item, begin, _ = settle(
+            following, next_begin, num, rows, num_items, p_calm, p_starts, p_ends, T, NC,
+            HV, C, LEAST, MOST, WHICH, PLACES, HALVES, FETCH_WARPS,
+        )  # fmt: skip
         phase ^= 1
 
 
@@ -486,6 +482,7 @@ def _run(
     SCALED: gl.constexpr = BOUNDED and not CALM
     PART: gl.constexpr = _part(SCALED)
     FULL: gl.constexpr = PLACES == "whole" or WHICH == "full"
+    WARPS: gl.constexpr = warps_of(BK)
     ENDS: gl.constexpr = "whole" if FULL else PLACES
     DT: gl.constexpr = s_out.dtype
     P: gl.constexpr = product(BK, C)
@@ -505,29 +502,16 @@ def _run(
     b_token = gl.arange(0, C, by_token)[None, :]
     phase = 0
     num_items = num_chunks * HV * HALVES
-    item, begin, num = next_item(
-        gl.program_id(0), num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, WHICH, PLACES, HALVES
-    )
+    item = gl.program_id(0)
+    begin, num, rows = ask(item, num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, PLACES, HALVES)
+    item, begin, num = settle(
+        item, begin, num, rows, num_items, p_calm, p_starts, p_ends, T, NC,
+        HV, C, LEAST, MOST, WHICH, PLACES, HALVES, WARPS,
+    )  # fmt: skip
     while item < num_items:
         place = _head_of(item, HALVES)
         column = _column_of(item, BK, HALVES)
         chunk, i_hv = place // HV, place % HV
-        following, next_begin, next_num = next_item(
-            item + gl.num_programs(0),
-            num_items,
-            p_calm,
-            p_starts,
-            p_ends,
-            T,
-            NC,
-            HV,
-            C,
-            LEAST,
-            MOST,
-            WHICH,
-            PLACES,
-            HALVES,
-        )  # loaded a chunk ahead of its use
         if WHICH == "full":
             num = C
         b_row = gl.arange(0, C, by_row)
@@ -717,6 +701,11 @@ def _run(
         s_out.index(DQ).permute((1, 0)).store(rounded(b_dq, DT))
         s_out.index(DK).permute((1, 0)).store(rounded(b_dk, DT))
 
+        following = item + gl.num_programs(0)
+        next_begin, next_num, next_rows = ask(
+            following, num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, PLACES, HALVES
+        )
+
         # the gate, read once more: it would take registers all the while
         b_g = finite_gate(s_g.permute((1, 0)).load(P).to(gl.float32), GATE)
         b_dlog = warpgroup_mma_wait(0, deps=[b_dlog]) * unit + (b_through * unit)[:, None]
@@ -762,7 +751,10 @@ def _run(
                 _store_part(p_dk + o_head, s_out.index(DK), num, column, HV, K, BK, C)
                 if t_dg is not None:
                     _store_part(p_dg + o_head, s_out.index(DG), num, column, HV, K, BK, C)
-        item, begin, num = following, next_begin, next_num
+        item, begin, num = settle(
+            following, next_begin, next_num, next_rows, num_items, p_calm, p_starts, p_ends, T, NC,
+            HV, C, LEAST, MOST, WHICH, PLACES, HALVES, WARPS,
+        )  # fmt: skip
         phase ^= 1
     tma.store_wait(0)
 

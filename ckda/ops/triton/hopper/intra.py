@@ -33,6 +33,7 @@ from ckda.ops.triton.hopper.tile import (
     across_border,
     as_float,
     as_rounded,
+    ask,
     barriers,
     block_decays,
     by_pairs,
@@ -44,15 +45,16 @@ from ckda.ops.triton.hopper.tile import (
     head_gate,
     held_log,
     lines,
-    next_item,
     product,
     rest,
     room,
     rounded,
     send_tile,
+    settle,
     span_sums,
     store_spans,
     times,
+    warps_of,
 )
 from ckda.ops.triton.tile import ROUND, STATE_UNIT, finite_gate, learning_rate, log_gate
 
@@ -77,13 +79,14 @@ def _fetch(
     """One warp that fetches the chunks of this program."""
     n = 0
     num_items = num_chunks * HV
-    item, row, _ = next_item(
-        gl.program_id(0), num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, "any", PLACES, 1
-    )
+    item = gl.program_id(0)
+    begin, num, rows = ask(item, num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, PLACES, 1)
+    item, row, _ = settle(
+        item, begin, num, rows, num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, "any", PLACES, 1, FETCH_WARPS
+    )  # fmt: skip
     while item < num_items:
-        following, next_row, _ = next_item(
-            item + gl.num_programs(0), num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, "any", PLACES, 1
-        )  # loaded a chunk ahead of its use
+        following = item + gl.num_programs(0)
+        begin, num, rows = ask(following, num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, PLACES, 1)
         i_hv = item % HV
         i_h = i_hv // (HV // H)
         slot = n % STAGES
@@ -94,7 +97,10 @@ def _fetch(
         fetch_tile(t_k, i_h, row, 0, K, bar, s_in.index(slot * PAIR + KEY))
         fetch_tile(t_q, i_h, row, 0, K, bar, s_in.index(slot * PAIR + QUERY))
         n += 1
-        item, row = following, next_row
+        item, row, _ = settle(
+            following, begin, num, rows, num_items, p_calm, p_starts, p_ends, T, NC,
+            HV, C, LEAST, MOST, "any", PLACES, 1, FETCH_WARPS,
+        )  # fmt: skip
 
 
 @gluon.jit
@@ -255,6 +261,7 @@ def _run(
     DT: gl.constexpr = s_out.dtype
     CALM: gl.constexpr = LEAST > 0
     BORDERED: gl.constexpr = not BOUNDED and not CALM
+    WARPS: gl.constexpr = warps_of(BK)
     P: gl.constexpr = product(BK, C)
     Q: gl.constexpr = by_pairs(BK)
     R: gl.constexpr = by_rows(BK, BK)
@@ -275,15 +282,14 @@ def _run(
     num_lines = ROWS.to(gl.int64) * HV
     n = 0
     num_items = num_chunks * HV
-    item, begin, num = next_item(
-        gl.program_id(0), num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, "any", PLACES, 1
+    item = gl.program_id(0)
+    begin, num, rows = ask(item, num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, PLACES, 1)
+    item, begin, num = settle(
+        item, begin, num, rows, num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, "any", PLACES, 1, WARPS
     )
     while item < num_items:
         chunk, i_hv = item // HV, item % HV
         slot, row = n % STAGES, chunk * C
-        following, next_begin, next_num = next_item(
-            item + gl.num_programs(0), num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, "any", PLACES, 1
-        )  # loaded a chunk ahead of its use
         calm_rows = 0
         if BORDERED:
             calm_rows = gl.load(p_calm + item)  # what there is of them is written already
@@ -374,6 +380,10 @@ def _run(
             b_gamma, b_to_end = gl.exp2(b_gamma), gl.exp2(b_to_end)
             gl.thread_barrier()  # the borders' tiles are used up
             _unbounded_tiles(b_q, b_k, b_erase, b_gamma, b_to_end, b_last, fresh, s_out, p_start, p_end, o_slot, C)
+        following = item + gl.num_programs(0)
+        next_begin, next_num, next_rows = ask(
+            following, num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, PLACES, 1
+        )
         fence_async_shared()
         gl.thread_barrier()  # the tiles are written, and q, k and g used up
         mbarrier.arrive(free.index(slot), count=USED_ARRIVE)
@@ -394,7 +404,10 @@ def _run(
         if SPLIT_A:
             gl.store(p_A + A_LOW * num_lines * C + o_A, (b_A - b_A.to(DT).to(gl.float32)).to(DT), mask=m_rows)
         gl.store(p_G + o_A, gl.where(b_from > b_to, b_G, 0.0), mask=m_rows)
-        item, begin, num = following, next_begin, next_num
+        item, begin, num = settle(
+            following, next_begin, next_num, next_rows, num_items, p_calm, p_starts, p_ends, T, NC,
+            HV, C, LEAST, MOST, "any", PLACES, 1, WARPS,
+        )  # fmt: skip
         n += 1
     tma.store_wait(0)
 

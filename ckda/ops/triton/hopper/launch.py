@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ckda.ops.triton.hopper import BV, MAX_WIDTH, WARP_ROWS, tried
 from ckda.ops.triton.hopper.begins import begins_kernel
-from ckda.ops.triton.launch import Launch, aligned, contiguous, gate_arguments
+from ckda.ops.triton.launch import Launch, aligned, contiguous, gate_arguments, power_of_two
 from ckda.ops.triton.plan import Passed, Plan, Work, gradient_outputs
 from ckda.ops.triton.portable import launch as portable
 
@@ -27,6 +27,7 @@ __all__ = ["gradients", "intra", "reverse", "states"]
 INTRA_REGISTERS, NARROW_INTRA_REGISTERS, PAIR_REGISTERS = 80, 64, 128
 WIDE_INTRA_REGISTERS = 96  # one program of 16 warps that compute
 NARROW = 64
+BEGIN_HEADS = 16  # of whose chunks one program looks at the first token: some thousands of gates
 PASS_WARPS = BV // WARP_ROWS
 BASE = (
     3  # log2 of the blocks within which unbounded gates are taken from the middle, in the forward pass and in bfloat16
@@ -124,8 +125,10 @@ def begins(w: Work) -> list[Launch]:
         "C": p.C,
         "BK": p.width,
         "PACKED": p.packed,
+        "HEADS": min(BEGIN_HEADS, power_of_two(p.HV)),
     }
-    return [Launch(begins_kernel, (p.slots, p.HV), arguments, num_warps=1)]
+    grid = (p.slots, -(-p.HV // arguments["HEADS"]))
+    return [Launch(begins_kernel, grid, arguments, num_warps=4)]
 
 
 def intra(w: Work, G: Tensor) -> list[Launch]:

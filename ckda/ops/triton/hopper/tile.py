@@ -40,6 +40,7 @@ __all__ = [
     "across_border",
     "as_float",
     "as_rounded",
+    "ask",
     "barriers",
     "block_decays",
     "by_pairs",
@@ -56,7 +57,6 @@ __all__ = [
     "held_log",
     "left_operand",
     "lines",
-    "next_item",
     "plus",
     "product",
     "rest",
@@ -65,10 +65,12 @@ __all__ = [
     "rounded",
     "send_state",
     "send_tile",
+    "settle",
     "span_sums",
     "store_spans",
     "tile_layout",
     "times",
+    "warps_of",
 ]
 
 DT_BYTES = gl.constexpr(2)
@@ -91,6 +93,7 @@ BLOCK_LOG = gl.constexpr(
 # by how much, as a log2, a calm chunk decays at most: decays from the chunk's start, and their inverses, then have the range of
 # operands
 CALM_BF16, CALM_FP16 = gl.constexpr(100.0), gl.constexpr(4.0)
+AHEAD = gl.constexpr(64)  # items that a program looks at together, where it skips those of another launch
 LEAST_LOG = gl.constexpr(-256.0)  # the log2 of a decay that is zero in float32, and that float16 holds
 
 
@@ -137,6 +140,18 @@ def by_warps(C, BK):
 def fetch_layout():
     """The layout of a line in the warp that fetches."""
     return gl.BlockedLayout([1], [32], [FETCH_WARPS.value], [0])
+
+
+@gluon.constexpr_function
+def ahead_layout(warps):
+    """The layout of AHEAD items of which every warp has all."""
+    return gl.BlockedLayout([AHEAD.value // 32], [32], [warps], [0])
+
+
+@gluon.constexpr_function
+def warps_of(BK):
+    """The warps that compute a product of that many rows."""
+    return BK // WARP_ROWS
 
 
 @gluon.constexpr_function
@@ -361,30 +376,60 @@ def chunk_place(chunk, p_starts, p_ends, T, NC, C: gl.constexpr, PLACES: gl.cons
 
 
 @gluon.jit
-def next_item(
+def ask(
     item, num_items, p_calm, p_starts, p_ends, T, NC,
-    HV: gl.constexpr, C: gl.constexpr, LEAST: gl.constexpr, MOST: gl.constexpr, WHICH: gl.constexpr, PLACES: gl.constexpr,
-    HALVES: gl.constexpr,
+    HV: gl.constexpr, C: gl.constexpr, LEAST: gl.constexpr, MOST: gl.constexpr, PLACES: gl.constexpr, HALVES: gl.constexpr,
 ):  # fmt: skip
-    """The first item of this program, from this one on, whose chunk is this launch's: LEAST to MOST of its rows are calm, and it is
-    "full", "broken" or any; and where its chunk lies. Beyond the last item: anywhere."""
-    last = num_items - 1
-    begin, num = chunk_place(gl.minimum(item, last) // (HV * HALVES), p_starts, p_ends, T, NC, C, PLACES)
-    if LEAST > 0 or MOST < C or WHICH != "any":
-        looking = True & (item < num_items)
-        while looking:
-            looking = item < 0  # false, as a number of the run time
-            if LEAST > 0 or MOST < C:
-                rows = gl.load(p_calm + item // HALVES)
-                looking |= (rows < LEAST) | (rows > MOST)
-            if WHICH == "full":
-                looking |= num < C
-            if WHICH == "broken":
-                looking |= num == C
-            if looking:
-                item += gl.num_programs(0)
-                begin, num = chunk_place(gl.minimum(item, last) // (HV * HALVES), p_starts, p_ends, T, NC, C, PLACES)
-            looking &= item < num_items
+    """Where the chunk of an item lies, and how many of its rows are calm where that matters; beyond the last item: the last one's.
+
+    These are loads: asked some time before :func:`settle` looks at them, they are not waited for.
+    """
+    at = gl.minimum(item, num_items - 1)
+    begin, num = chunk_place(at // (HV * HALVES), p_starts, p_ends, T, NC, C, PLACES)
+    rows = begin
+    if LEAST > 0 or MOST < C:
+        rows = gl.load(p_calm + at // HALVES)
+    return begin, num, rows
+
+
+@gluon.jit
+def _is_other(rows, num, C: gl.constexpr, LEAST: gl.constexpr, MOST: gl.constexpr, WHICH: gl.constexpr):
+    """Whether a chunk is another launch's: this one's have LEAST to MOST calm rows, and are "full", "broken" or any."""
+    other = num < 0
+    if LEAST > 0 or MOST < C:
+        other = (rows < LEAST) | (rows > MOST)
+    if WHICH == "full":
+        other = other | (num < C)
+    if WHICH == "broken":
+        other = other | (num == C)
+    return other
+
+
+@gluon.jit
+def settle(
+    item, begin, num, rows, num_items, p_calm, p_starts, p_ends, T, NC,
+    HV: gl.constexpr, C: gl.constexpr, LEAST: gl.constexpr, MOST: gl.constexpr, WHICH: gl.constexpr, PLACES: gl.constexpr,
+    HALVES: gl.constexpr, WARPS: gl.constexpr,
+):  # fmt: skip
+    """The first item of this program, from this one on, whose chunk is this launch's, and where that lies. Beyond the last item:
+    anywhere. What :func:`ask` found of the item is given.
+
+    A program may have a hundred items of which none is its launch's, so it looks at AHEAD of them together, each warp by itself.
+    """
+    if LEAST > 0 or MOST < C or WHICH != "any":  # noqa: SIM102
+        if (item < num_items) & _is_other(rows, num, C, LEAST, MOST, WHICH):
+            item += gl.num_programs(0)
+            b_ahead = gl.arange(0, AHEAD, ahead_layout(WARPS))
+            found = AHEAD
+            while found == AHEAD:
+                b_item = item + b_ahead * gl.num_programs(0)
+                _, b_num, b_rows = ask(
+                    b_item, num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, PLACES, HALVES
+                )
+                m_other = (b_item < num_items) & _is_other(b_rows, b_num, C, LEAST, MOST, WHICH)
+                found = gl.min(gl.where(m_other, AHEAD, b_ahead), 0)
+                item += found * gl.num_programs(0)
+            begin, num, _ = ask(item, num_items, p_calm, p_starts, p_ends, T, NC, HV, C, 0, C, PLACES, HALVES)
     return item, begin, num
 
 
