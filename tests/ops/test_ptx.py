@@ -59,9 +59,9 @@ _ITEMS = """
 import torch
 from tests.ops import ptx
 from tests.ops.test_hopper import SHARES, _items
-for programs, share in ((1, 0.02), (3, 0.5), (70, 0.02)):
+for programs, share, places in ((1, 0.02, "packed"), (3, 0.5, "ragged"), (70, 0.02, "packed")):
     for LEAST, MOST, WHICH in SHARES:
-        launch, wanted, taken = _items(programs, share, LEAST, MOST, WHICH, HALVES=1 + programs % 2)
+        launch, wanted, taken = _items(programs, share, LEAST, MOST, WHICH, places, HALVES=1 + programs % 2)
         ptx.run_launch(launch, set())
         print(torch.equal(taken, wanted), programs, share, LEAST, MOST, WHICH)
 """

@@ -60,6 +60,7 @@ from ckda.ops.triton.hopper.tile import (
     span_sums,
     store_spans,
     times,
+    turns,
     warps_of,
 )
 from ckda.ops.triton.tile import STATE_UNIT, finite_gate, gate_gradient, learning_rate, log_gate, power_of, reciprocal
@@ -142,7 +143,8 @@ def _column_of(item, BK: gl.constexpr, HALVES: gl.constexpr):
 @gluon.jit
 def _fetch(
     t_states, t_dstates, t_do, t_dv, t_v, t_o, t_y, t_q, t_k, t_keys, t_g,
-    p_calm, p_starts, p_ends, p_rho, p_norms, s_S, s_dS, s_values, s_channels, s_g, s_scalars, ready, free, num_chunks, ROWS, T, NC,
+    p_calm, p_sorted, p_counts, p_starts, p_ends, p_rho, p_norms,
+    s_S, s_dS, s_values, s_channels, s_g, s_scalars, ready, free, num_chunks, ROWS, T, NC,
     H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, C: gl.constexpr,
     BOUNDED: gl.constexpr, LEAST: gl.constexpr, MOST: gl.constexpr, WHICH: gl.constexpr, PLACES: gl.constexpr,
     HALVES: gl.constexpr,
@@ -153,20 +155,22 @@ def _fetch(
     GATE_BYTES: gl.constexpr = t_g.dtype.primitive_bitwidth // 8
     b_token = gl.arange(0, C, LINE) * HV
     phase = 0
-    num_items = num_chunks * HV * HALVES
-    item = gl.program_id(0)
-    begin, num, rows = ask(item, num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, PLACES, HALVES)
-    item, begin, _ = settle(
-        item, begin, num, rows, num_items, p_calm, p_starts, p_ends, T, NC,
+    first, end = turns(num_chunks, p_counts, T, NC, HV, C, WHICH, PLACES, HALVES)
+    turn = first + gl.program_id(0)
+    item, begin, num, rows = ask(
+        turn, end, p_calm, p_sorted, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, WHICH, PLACES, HALVES
+    )
+    turn, item, begin, _ = settle(
+        turn, item, begin, num, rows, end, p_calm, p_sorted, p_starts, p_ends, T, NC,
         HV, C, LEAST, MOST, WHICH, PLACES, HALVES, FETCH_WARPS,
     )  # fmt: skip
-    while item < num_items:
+    while turn < end:
         place = _head_of(item, HALVES)
         column = _column_of(item, BK, HALVES)
         i_hv, row = place % HV, place // HV * C
-        following = item + gl.num_programs(0)
-        next_begin, num, rows = ask(
-            following, num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, PLACES, HALVES
+        turn += gl.num_programs(0)
+        next_item, next_begin, num, rows = ask(
+            turn, end, p_calm, p_sorted, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, WHICH, PLACES, HALVES
         )
         bar = ready.index(VALUES)
         for v in gl.static_range(NV):
@@ -205,8 +209,8 @@ def _fetch(
             fetch_tile(t_q, i_h, begin, column, K, bar, s_channels.index(QUERY))
             fetch_tile(t_k, i_h, begin, column, K, bar, s_channels.index(KEY))
         fetch_tile(t_g, i_hv, begin, column, K, bar, s_g)
-        item, begin, _ = settle(
-            following, next_begin, num, rows, num_items, p_calm, p_starts, p_ends, T, NC,
+        turn, item, begin, _ = settle(
+            turn, next_item, next_begin, num, rows, end, p_calm, p_sorted, p_starts, p_ends, T, NC,
             HV, C, LEAST, MOST, WHICH, PLACES, HALVES, FETCH_WARPS,
         )  # fmt: skip
         phase ^= 1
@@ -467,7 +471,7 @@ def _earlier_values(
 
 @gluon.jit
 def _run(
-    p_beta, p_sign, p_erase, p_A_log, p_dt_bias, p_A, p_G, p_end, p_calm, p_starts, p_ends,
+    p_beta, p_sign, p_erase, p_A_log, p_dt_bias, p_A, p_G, p_end, p_calm, p_sorted, p_counts, p_starts, p_ends,
     t_dq, t_dk, t_dg, p_dq, p_dk, p_dg, p_dbeta, p_derase, p_dlog_rate, p_dbias,
     s_S, s_dS, s_values, s_channels, s_g, s_scalars, s_out, s_squares, s_next, s_M, s_sums, ready, free, num_chunks, T, NC, scale,
     HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, C: gl.constexpr,
@@ -501,19 +505,19 @@ def _run(
     b_channel = gl.arange(0, BK, by_channel)
     b_token = gl.arange(0, C, by_token)[None, :]
     phase = 0
-    num_items = num_chunks * HV * HALVES
-    item = gl.program_id(0)
-    begin, num, rows = ask(item, num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, PLACES, HALVES)
-    item, begin, num = settle(
-        item, begin, num, rows, num_items, p_calm, p_starts, p_ends, T, NC,
+    first, end = turns(num_chunks, p_counts, T, NC, HV, C, WHICH, PLACES, HALVES)
+    turn = first + gl.program_id(0)
+    item, begin, num, rows = ask(
+        turn, end, p_calm, p_sorted, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, WHICH, PLACES, HALVES
+    )
+    turn, item, begin, num = settle(
+        turn, item, begin, num, rows, end, p_calm, p_sorted, p_starts, p_ends, T, NC,
         HV, C, LEAST, MOST, WHICH, PLACES, HALVES, WARPS,
     )  # fmt: skip
-    while item < num_items:
+    while turn < end:
         place = _head_of(item, HALVES)
         column = _column_of(item, BK, HALVES)
         chunk, i_hv = place // HV, place % HV
-        if WHICH == "full":
-            num = C
         b_row = gl.arange(0, C, by_row)
         o_line = (begin + b_row).to(gl.int64) * HV + i_hv
         if BETA_RANGE > 0:
@@ -701,9 +705,9 @@ def _run(
         s_out.index(DQ).permute((1, 0)).store(rounded(b_dq, DT))
         s_out.index(DK).permute((1, 0)).store(rounded(b_dk, DT))
 
-        following = item + gl.num_programs(0)
-        next_begin, next_num, next_rows = ask(
-            following, num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, PLACES, HALVES
+        turn += gl.num_programs(0)
+        next_item, next_begin, next_num, next_rows = ask(
+            turn, end, p_calm, p_sorted, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, WHICH, PLACES, HALVES
         )
 
         # the gate, read once more: it would take registers all the while
@@ -751,11 +755,20 @@ def _run(
                 _store_part(p_dk + o_head, s_out.index(DK), num, column, HV, K, BK, C)
                 if t_dg is not None:
                     _store_part(p_dg + o_head, s_out.index(DG), num, column, HV, K, BK, C)
-        item, begin, num = settle(
-            following, next_begin, next_num, next_rows, num_items, p_calm, p_starts, p_ends, T, NC,
+        turn, item, begin, num = settle(
+            turn, next_item, next_begin, next_num, next_rows, end, p_calm, p_sorted, p_starts, p_ends, T, NC,
             HV, C, LEAST, MOST, WHICH, PLACES, HALVES, WARPS,
         )  # fmt: skip
         phase ^= 1
+    if p_counts is not None and WHICH != "full":  # chunks that nobody needs have parts of the sums too
+        unused = end + gl.program_id(0)
+        while unused < num_chunks * (HV * HALVES):
+            o_channel = gl.cast(unused, gl.int64) * BK + b_channel
+            if HAS_A_LOG:
+                gl.store(p_dlog_rate + o_channel, gl.zeros([BK], gl.float32, by_channel))
+            if HAS_DT_BIAS:
+                gl.store(p_dbias + o_channel, gl.zeros([BK], gl.float32, by_channel))
+            unused += gl.num_programs(0)
     tma.store_wait(0)
 
 
@@ -778,7 +791,9 @@ def hopper_gradient_kernel(
     p_norms,  # [3, ROWS, HV]
     p_end,  # [num_chunks, HV, HALVES * BK], of calm chunks
     p_calm,  # int32 [num_chunks, HV] how many rows of a chunk are calm; where all chunks are alike, not read
-    p_starts,  # [num_chunks] where PLACES is "packed"
+    p_sorted,  # [num_chunks] the chunks where PLACES is "packed": full ones first, those that nobody needs last
+    p_counts,  # [2] how many of them are full, and how many are needed
+    p_starts,  # [num_chunks] of the chunks in this order
     p_ends,
     p_beta,  # [B * T, HV]
     p_sign,  # int8 [B * T, HV, K], where signs are given
@@ -844,7 +859,7 @@ def hopper_gradient_kernel(
             (
                 _run,
                 (
-                    p_beta, p_sign, p_erase, p_A_log, p_dt_bias, p_A, p_G, p_end, p_calm, p_starts, p_ends,
+                    p_beta, p_sign, p_erase, p_A_log, p_dt_bias, p_A, p_G, p_end, p_calm, p_sorted, p_counts, p_starts, p_ends,
                     t_dq, t_dk, t_dg, p_dq, p_dk, p_dg, p_dbeta, p_derase, p_dlog_rate, p_dbias,
                     s_S, s_dS, s_values, s_channels, s_g, s_scalars, s_out, s_squares, s_next, s_M, s_sums, ready, free,
                     num_chunks, T, NC, scale,
@@ -857,7 +872,8 @@ def hopper_gradient_kernel(
                 _fetch,
                 (
                     t_states, t_dstates, t_do, t_dv, t_v, t_o, t_y, t_q, t_k, t_keys, t_g,
-                    p_calm, p_starts, p_ends, p_rho, p_norms, s_S, s_dS, s_values, s_channels, s_g, s_scalars, ready, free,
+                    p_calm, p_sorted, p_counts, p_starts, p_ends, p_rho, p_norms,
+                    s_S, s_dS, s_values, s_channels, s_g, s_scalars, ready, free,
                     num_chunks, ROWS, T, NC, H, HV, K, V, BK, BV, C, BOUNDED, LEAST, MOST, WHICH, PLACES, HALVES,
                 ),
             ),

@@ -79,14 +79,19 @@ def _fetch(
     """One warp that fetches the chunks of this program."""
     n = 0
     num_items = num_chunks * HV
-    item = gl.program_id(0)
-    begin, num, rows = ask(item, num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, PLACES, 1)
-    item, row, _ = settle(
-        item, begin, num, rows, num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, "any", PLACES, 1, FETCH_WARPS
+    turn = gl.program_id(0)
+    item, row, num, rows = ask(
+        turn, num_items, p_calm, None, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, "any", PLACES, 1
+    )
+    turn, item, row, _ = settle(
+        turn, item, row, num, rows, num_items, p_calm, None, p_starts, p_ends, T, NC,
+        HV, C, LEAST, MOST, "any", PLACES, 1, FETCH_WARPS,
     )  # fmt: skip
-    while item < num_items:
-        following = item + gl.num_programs(0)
-        begin, num, rows = ask(following, num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, PLACES, 1)
+    while turn < num_items:
+        turn += gl.num_programs(0)
+        next_item, next_row, num, rows = ask(
+            turn, num_items, p_calm, None, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, "any", PLACES, 1
+        )
         i_hv = item % HV
         i_h = i_hv // (HV // H)
         slot = n % STAGES
@@ -97,8 +102,8 @@ def _fetch(
         fetch_tile(t_k, i_h, row, 0, K, bar, s_in.index(slot * PAIR + KEY))
         fetch_tile(t_q, i_h, row, 0, K, bar, s_in.index(slot * PAIR + QUERY))
         n += 1
-        item, row, _ = settle(
-            following, begin, num, rows, num_items, p_calm, p_starts, p_ends, T, NC,
+        turn, item, row, _ = settle(
+            turn, next_item, next_row, num, rows, num_items, p_calm, None, p_starts, p_ends, T, NC,
             HV, C, LEAST, MOST, "any", PLACES, 1, FETCH_WARPS,
         )  # fmt: skip
 
@@ -282,12 +287,15 @@ def _run(
     num_lines = ROWS.to(gl.int64) * HV
     n = 0
     num_items = num_chunks * HV
-    item = gl.program_id(0)
-    begin, num, rows = ask(item, num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, PLACES, 1)
-    item, begin, num = settle(
-        item, begin, num, rows, num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, "any", PLACES, 1, WARPS
+    turn = gl.program_id(0)
+    item, begin, num, rows = ask(
+        turn, num_items, p_calm, None, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, "any", PLACES, 1
     )
-    while item < num_items:
+    turn, item, begin, num = settle(
+        turn, item, begin, num, rows, num_items, p_calm, None, p_starts, p_ends, T, NC,
+        HV, C, LEAST, MOST, "any", PLACES, 1, WARPS,
+    )  # fmt: skip
+    while turn < num_items:
         chunk, i_hv = item // HV, item % HV
         slot, row = n % STAGES, chunk * C
         calm_rows = 0
@@ -380,9 +388,9 @@ def _run(
             b_gamma, b_to_end = gl.exp2(b_gamma), gl.exp2(b_to_end)
             gl.thread_barrier()  # the borders' tiles are used up
             _unbounded_tiles(b_q, b_k, b_erase, b_gamma, b_to_end, b_last, fresh, s_out, p_start, p_end, o_slot, C)
-        following = item + gl.num_programs(0)
-        next_begin, next_num, next_rows = ask(
-            following, num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, PLACES, 1
+        turn += gl.num_programs(0)
+        next_item, next_begin, next_num, next_rows = ask(
+            turn, num_items, p_calm, None, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, "any", PLACES, 1
         )
         fence_async_shared()
         gl.thread_barrier()  # the tiles are written, and q, k and g used up
@@ -404,8 +412,8 @@ def _run(
         if SPLIT_A:
             gl.store(p_A + A_LOW * num_lines * C + o_A, (b_A - b_A.to(DT).to(gl.float32)).to(DT), mask=m_rows)
         gl.store(p_G + o_A, gl.where(b_from > b_to, b_G, 0.0), mask=m_rows)
-        item, begin, num = settle(
-            following, next_begin, next_num, next_rows, num_items, p_calm, p_starts, p_ends, T, NC,
+        turn, item, begin, num = settle(
+            turn, next_item, next_begin, next_num, next_rows, num_items, p_calm, None, p_starts, p_ends, T, NC,
             HV, C, LEAST, MOST, "any", PLACES, 1, WARPS,
         )  # fmt: skip
         n += 1

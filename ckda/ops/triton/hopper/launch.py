@@ -270,14 +270,18 @@ def _kinds(p: Plan, share: dict[str, Any]) -> list[str]:
 def _gradient(w: Work, o: Tensor, do: Tensor, passed: Passed, out: dict[str, Any], share: dict[str, Any]) -> Launch:
     """One program a multiprocessor, or two where heads have up to 64 channels. Calm chunks go from the decayed tiles that the
     forward pass left, as all do where gates are bounded."""
-    call, p, x, _ = w
+    call, p, x, where = w
     tiles = p.bounded or share["LEAST"] > 0
     width, channels = 64 if p.V <= 64 else 128, min(p.width, MAX_WIDTH)
     values = {"do": do, "dv": passed.dv, "v": aligned(call.v), "o": aligned(o), "y": x.y}
     raw = {"q": call.q, "k": call.k}
     arguments = _gate_arguments(w) | _place_arguments(w)
     arguments |= {f"t_{name}": _tiles(value, p.C, width) for name, value in values.items()}
-    arguments |= share | {"BOUNDED": tiles}
+    arguments |= share | {"BOUNDED": tiles, "p_sorted": None, "p_counts": where.counts}
+    if (
+        where.sorted is not None
+    ):  # the full chunks are one launch's, the broken ones another's: each has its own side by side
+        arguments |= zip(("p_sorted", "p_starts", "p_ends"), where.sorted.split(p.slots), strict=True)
     arguments |= {f"t_{n}": None if tiles else _tiles(aligned(value), p.C, channels) for n, value in raw.items()}
     arguments |= {
         "t_states": _state_tiles(x.states, width, channels),

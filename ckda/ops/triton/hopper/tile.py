@@ -70,6 +70,7 @@ __all__ = [
     "store_spans",
     "tile_layout",
     "times",
+    "turns",
     "warps_of",
 ]
 
@@ -93,7 +94,7 @@ BLOCK_LOG = gl.constexpr(
 # by how much, as a log2, a calm chunk decays at most: decays from the chunk's start, and their inverses, then have the range of
 # operands
 CALM_BF16, CALM_FP16 = gl.constexpr(100.0), gl.constexpr(4.0)
-AHEAD = gl.constexpr(64)  # items that a program looks at together, where it skips those of another launch
+AHEAD = gl.constexpr(64)  # turns that a program looks at together, where it skips those of another launch
 LEAST_LOG = gl.constexpr(-256.0)  # the log2 of a decay that is zero in float32, and that float16 holds
 
 
@@ -144,7 +145,7 @@ def fetch_layout():
 
 @gluon.constexpr_function
 def ahead_layout(warps):
-    """The layout of AHEAD items of which every warp has all."""
+    """The layout of AHEAD turns of which every warp has all."""
     return gl.BlockedLayout([AHEAD.value // 32], [32], [warps], [0])
 
 
@@ -376,61 +377,83 @@ def chunk_place(chunk, p_starts, p_ends, T, NC, C: gl.constexpr, PLACES: gl.cons
 
 
 @gluon.jit
-def ask(
-    item, num_items, p_calm, p_starts, p_ends, T, NC,
-    HV: gl.constexpr, C: gl.constexpr, LEAST: gl.constexpr, MOST: gl.constexpr, PLACES: gl.constexpr, HALVES: gl.constexpr,
+def turns(
+    num_chunks, p_counts, T, NC, HV: gl.constexpr, C: gl.constexpr, WHICH: gl.constexpr, PLACES: gl.constexpr, HALVES: gl.constexpr
 ):  # fmt: skip
-    """Where the chunk of an item lies, and how many of its rows are calm where that matters; beyond the last item: the last one's.
-
-    These are loads: asked some time before :func:`settle` looks at them, they are not waited for.
-    """
-    at = gl.minimum(item, num_items - 1)
-    begin, num = chunk_place(at // (HV * HALVES), p_starts, p_ends, T, NC, C, PLACES)
-    rows = begin
-    if LEAST > 0 or MOST < C:
-        rows = gl.load(p_calm + at // HALVES)
-    return begin, num, rows
+    """The first and the end of the turns in which a launch takes its items: chunks that are "full", "broken" or any, of all heads
+    and halves. Where sequences are packed and p_counts is given, full chunks come first and those that nobody needs last."""
+    first, end = 0, num_chunks
+    if p_counts is not None:
+        if WHICH == "broken":
+            first = gl.load(p_counts)
+        end = gl.load(p_counts + (0 if WHICH == "full" else 1))
+    elif WHICH == "full":
+        end = num_chunks // NC * (T // C)
+    elif WHICH == "broken":
+        end = num_chunks // NC
+    return first * (HV * HALVES), end * (HV * HALVES)
 
 
 @gluon.jit
-def _is_other(rows, num, C: gl.constexpr, LEAST: gl.constexpr, MOST: gl.constexpr, WHICH: gl.constexpr):
-    """Whether a chunk is another launch's: this one's have LEAST to MOST calm rows, and are "full", "broken" or any."""
-    other = num < 0
-    if LEAST > 0 or MOST < C:
-        other = (rows < LEAST) | (rows > MOST)
+def ask(
+    turn, end, p_calm, p_sorted, p_starts, p_ends, T, NC,
+    HV: gl.constexpr, C: gl.constexpr, LEAST: gl.constexpr, MOST: gl.constexpr, WHICH: gl.constexpr, PLACES: gl.constexpr,
+    HALVES: gl.constexpr,
+):  # fmt: skip
+    """The item of a turn, where its chunk lies, and how many of its rows are calm where that matters; beyond the end: anything.
+
+    These are loads: asked some time before :func:`settle` looks at them, they are not waited for.
+    """
+    ITEMS: gl.constexpr = HV * HALVES
+    at = gl.maximum(gl.minimum(turn, end - 1), 0)
+    place = at // ITEMS
+    chunk, item = place, turn
+    if p_sorted is not None:
+        chunk = gl.load(p_sorted + place)
+        item = chunk * ITEMS + at % ITEMS
+    elif WHICH == "full" and PLACES == "ragged":
+        chunk = place // (T // C) * NC + place % (T // C)
+        item = chunk * ITEMS + at % ITEMS
+    elif WHICH == "broken" and PLACES == "ragged":
+        chunk = place * NC + NC - 1
+        item = chunk * ITEMS + at % ITEMS
+    begin, num = chunk_place(place if PLACES == "packed" else chunk, p_starts, p_ends, T, NC, C, PLACES)
     if WHICH == "full":
-        other = other | (num < C)
-    if WHICH == "broken":
-        other = other | (num == C)
-    return other
+        num = C
+    rows = 0
+    if LEAST > 0 or MOST < C:
+        rows = gl.load(p_calm + (chunk * ITEMS + at % ITEMS) // HALVES)
+    return item, begin, num, rows
 
 
 @gluon.jit
 def settle(
-    item, begin, num, rows, num_items, p_calm, p_starts, p_ends, T, NC,
+    turn, item, begin, num, rows, end, p_calm, p_sorted, p_starts, p_ends, T, NC,
     HV: gl.constexpr, C: gl.constexpr, LEAST: gl.constexpr, MOST: gl.constexpr, WHICH: gl.constexpr, PLACES: gl.constexpr,
     HALVES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
-    """The first item of this program, from this one on, whose chunk is this launch's, and where that lies. Beyond the last item:
-    anywhere. What :func:`ask` found of the item is given.
+    """The first turn of this program, from this one on, whose chunk is this launch's, as LEAST to MOST of its rows are calm; its
+    item, and where the chunk lies. Beyond the end: anything. What :func:`ask` found for the turn is given.
 
-    A program may have a hundred items of which none is its launch's, so it looks at AHEAD of them together, each warp by itself.
+    A program may have a hundred turns of which none is its launch's, so it looks at AHEAD of them together, each warp by itself.
     """
-    if LEAST > 0 or MOST < C or WHICH != "any":  # noqa: SIM102
-        if (item < num_items) & _is_other(rows, num, C, LEAST, MOST, WHICH):
-            item += gl.num_programs(0)
+    if LEAST > 0 or MOST < C:  # noqa: SIM102
+        if (turn < end) & ((rows < LEAST) | (rows > MOST)):
+            turn += gl.num_programs(0)
             b_ahead = gl.arange(0, AHEAD, ahead_layout(WARPS))
             found = AHEAD
             while found == AHEAD:
-                b_item = item + b_ahead * gl.num_programs(0)
-                _, b_num, b_rows = ask(
-                    b_item, num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, PLACES, HALVES
+                b_turn = turn + b_ahead * gl.num_programs(0)
+                _, _, _, b_rows = ask(
+                    b_turn, end, p_calm, p_sorted, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, WHICH, PLACES, HALVES
                 )
-                m_other = (b_item < num_items) & _is_other(b_rows, b_num, C, LEAST, MOST, WHICH)
+                m_other = (b_turn < end) & ((b_rows < LEAST) | (b_rows > MOST))
                 found = gl.min(gl.where(m_other, AHEAD, b_ahead), 0)
-                item += found * gl.num_programs(0)
-            begin, num, _ = ask(item, num_items, p_calm, p_starts, p_ends, T, NC, HV, C, 0, C, PLACES, HALVES)
-    return item, begin, num
+                turn += found * gl.num_programs(0)
+            item, begin, num, _ = ask(
+                turn, end, p_calm, p_sorted, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, WHICH, PLACES, HALVES
+            )
+    return turn, item, begin, num
 
 
 @gluon.jit
