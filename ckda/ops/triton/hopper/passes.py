@@ -345,10 +345,10 @@ def _run_states(
             if PLACES != "whole":  # noqa: SIM102
                 if left < C:
                     _store_part(p_o, b_o, token, i_hv, i_v, left, HV, V, C)
+        b_added = warpgroup_mma_wait(0, deps=[b_added])
         if OUTPUTS:
             fence_async_shared()
-            tma.store_wait(PENDING)
-        b_added = warpgroup_mma_wait(0, deps=[b_added])
+            tma.store_wait(PENDING)  # just before a barrier: else the compiler sets one of its own
         gl.thread_barrier()  # all are done with this chunk's tiles, o is written, and the state has left
         mbarrier.arrive(free.index(slot), count=USED_ARRIVE)
         if STORE_O:
@@ -549,14 +549,14 @@ def _run_gradients(
             if PLACES != "whole":  # noqa: SIM102
                 if left < C:
                     _store_part(p_dv, b_dr, token, i_hv, i_v, left, HV, V, C)
-        if not SUMMARY:
-            fence_async_shared()
-            tma.store_wait(0)
         if BOUNDED:
             b_decay = _half(s_decays, slot * DECAYS + DECAY, half, HALVES).load(by_channel)
             b_next = _half(s_decays, slot * DECAYS + NEXT, half, HALVES).load(by_channel)
             b_next = gl.where(step + 1 < num, b_next, 1.0 / UNIT)
         b_taken = warpgroup_mma_wait(0, deps=[b_taken])
+        if not SUMMARY:
+            fence_async_shared()
+            tma.store_wait(0)
         gl.thread_barrier()  # all are done with this chunk's tiles, dv is written, and dS has left
         mbarrier.arrive(free.index(slot), count=USED_ARRIVE)
         if STORE_DV:

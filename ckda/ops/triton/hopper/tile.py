@@ -57,11 +57,13 @@ __all__ = [
     "held_log",
     "left_operand",
     "lines",
+    "lines_apart",
     "plus",
     "product",
     "rest",
     "room",
     "room_for_one",
+    "rooms",
     "rounded",
     "send_state",
     "send_tile",
@@ -287,6 +289,25 @@ def room(n: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr, dtype: gl.c
 def room_for_one(rows: gl.constexpr, columns: gl.constexpr, dtype: gl.constexpr):
     """Room for one tile."""
     return room(1, rows, columns, dtype).index(0)
+
+
+@gluon.jit
+def rooms(n: gl.constexpr, tiles: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr, dtype: gl.constexpr):
+    """n rooms apart from each other, each for some tiles. Between two stores into one room, whichever its tiles, the compiler sets
+    a barrier; between stores into rooms apart it does not."""
+    apart = (room(tiles, rows, columns, dtype),)
+    for _ in gl.static_range(n - 1):
+        apart = apart + (room(tiles, rows, columns, dtype),)  # type: ignore[assignment]  # noqa: RUF005
+    return apart
+
+
+@gluon.jit
+def lines_apart(n: gl.constexpr, length: gl.constexpr):
+    """The same of lines, one each."""
+    apart = (lines(1, length).index(0),)
+    for _ in gl.static_range(n - 1):
+        apart = apart + (lines(1, length).index(0),)  # type: ignore[assignment]  # noqa: RUF005
+    return apart
 
 
 @gluon.jit
