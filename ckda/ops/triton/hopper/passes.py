@@ -255,6 +255,7 @@ def _run_states(
     VALUES: gl.constexpr = SUMMARY != "transition"
     STORE_O: gl.constexpr = OUTPUTS and half == 0
     STORE_Y: gl.constexpr = OUTPUTS and half == HALVES - 1
+    LOW: gl.constexpr = gl.float16 == DT  # whether o has the digits for what the state's rounding left
     PENDING: gl.constexpr = 2 if STORE_Y else 0  # tiles on their way, of y, when the state has left
     UNIT: gl.constexpr = _unit(BOUNDED)
     PART: gl.constexpr = 1.0 / (UNIT * UNIT)
@@ -282,7 +283,7 @@ def _run_states(
         if OUTPUTS:
             s_qf = _half(s_q_forward, slot, half, HALVES).permute((1, 0))
             b_o = times(b_high, s_qf, BV, C)
-            if gl.float16 == DT:  # whose outputs have the digits for it
+            if LOW and not STORE_O:
                 b_o = plus(b_o, rest(b_S, b_high), s_qf, BV, C)
             s_S.index(half).store(b_high)
             fence_async_shared()
@@ -297,7 +298,7 @@ def _run_states(
             b_r, b_o = warpgroup_mma_wait(0, deps=[b_r, b_o])
             s_qS.index(step % TURNS).store(b_o)
         else:
-            b_r = warpgroup_mma_wait((2 if gl.float16 == DT else 1) if OUTPUTS else 0, deps=[b_r])
+            b_r = warpgroup_mma_wait(1 if OUTPUTS else 0, deps=[b_r])
         if HALVES > 1:
             _hand_over(b_r, s_r, told, step, half)
             b_r = _with_other_half(b_r, s_r, told, step, half)
@@ -309,7 +310,9 @@ def _run_states(
         s_high = s_solver.index(slot).permute((1, 0))
         s_low, s_rest = s_solver_low.index(slot).permute((1, 0)), s_solver_rest.index(slot).permute((1, 0))
         b_y = _times_solver(b_r, s_high, s_low, s_rest, C)
-        b_y = warpgroup_mma_wait(0, deps=[b_y])
+        if LOW and STORE_O:  # begun here, it runs while u is made of y, and not before the solver's products
+            b_o = plus(b_o, rest(b_S, rounded(b_S, DT)), s_qf, BV, C)
+        b_y = warpgroup_mma_wait(1 if LOW and STORE_O else 0, deps=[b_y])
         if gl.float16 == DT:
             b_y *= 1.0 / SOLVER_UNIT
         b_u = b_y * b_rho[None, :]
