@@ -30,7 +30,7 @@ from triton.experimental.gluon import language as gl
 from ckda.ops.triton import hopper, plan
 from ckda.ops.triton.compile import example
 from ckda.ops.triton.hopper import intra, launch, passes
-from ckda.ops.triton.hopper.tile import AHEAD, ask, settle, turns
+from ckda.ops.triton.hopper.tile import AHEAD, ask, no_weaker, settle, turns
 from ckda.ops.triton.launch import Launch
 from ckda.ops.triton.portable import launch as portable
 from tests.ops import gluon
@@ -285,6 +285,26 @@ def _items(
     }
     wanted = wanted.repeat_interleave(HALVES, 1).reshape(-1, 3).int()
     return Launch(_items_kernel, (programs,), arguments, num_warps=4), wanted, taken
+
+
+@triton_gluon.jit
+def _weak_kernel(p_x):
+    o_x = gl.arange(0, 256, gl.BlockedLayout([2], [32], [4], [0]))
+    b_high, b_low = no_weaker(gl.load(p_x + o_x), gl.load(p_x + 256 + o_x))
+    gl.store(p_x + 512 + o_x, b_high)
+    gl.store(p_x + 768 + o_x, b_low)
+
+
+def weak_gates() -> tuple[Launch, torch.Tensor, torch.Tensor]:
+    """A launch that takes logs below -28 for -28, what it should give and where it writes: high and low, before and after."""
+    log = torch.linspace(-60, 0, 256)
+    log[:8] = torch.tensor([-28.0, -27.9, -28.07, -28.13, -1e30, -0.0, math.nan, -(2.0**-100)])
+    high = log.to(BF16)
+    low = (log - high.float()).to(BF16)
+    weak = high < -28
+    wanted = torch.cat((torch.where(weak, -28.0, high), torch.where(weak, 0.0, low)))
+    x = torch.cat((high, low, torch.zeros(512, dtype=BF16)))
+    return Launch(_weak_kernel, (1,), {"p_x": x}, num_warps=4), wanted, x[512:]
 
 
 SHARES = [(LEAST, MOST, WHICH) for LEAST, MOST in ((32, 32), (0, 31), (0, 32)) for WHICH in ("any", "full", "broken")]

@@ -74,6 +74,20 @@ def test_compiled_programs_find_their_items() -> None:
     assert all(line.startswith("True") for line in lines), lines
 
 
+_WEAK = """
+from tests.ops import ptx
+from tests.ops.test_hopper import weak_gates
+launch, wanted, found = weak_gates()
+ptx.run_launch(launch, set())
+print(((found == wanted) | (found.isnan() & wanted.isnan())).all().item(), (wanted == -28).sum().item() > 9)
+"""
+
+
+def test_weak_gates_within_blocks_are_taken_for_less_weak_ones() -> None:
+    done = _python("-c", _WEAK)
+    assert done.stdout.split() == ["True", "True"], done.stderr[-4000:]
+
+
 _WITHOUT = """
 import re, torch
 from tests.ops import ptx

@@ -58,6 +58,7 @@ __all__ = [
     "left_operand",
     "lines",
     "lines_apart",
+    "no_weaker",
     "plus",
     "product",
     "rest",
@@ -90,9 +91,6 @@ FETCH_REGISTERS = gl.constexpr(
 # arrivals that a barrier waits for: the accelerator's bytes are one; where lines come too, so are the copies of 32 threads
 TILES_ARRIVE, LINES_ARRIVE = gl.constexpr(1), gl.constexpr(33)
 USED_ARRIVE = gl.constexpr(1)  # that tiles are used up is said once, by each part of a program that uses them
-BLOCK_LOG = gl.constexpr(
-    -28.0
-)  # a gate below 2^-28 counts as that within its block: four of them leave room for q in bfloat16
 # by how much, as a log2, a calm chunk decays at most: decays from the chunk's start, and their inverses, then have the range of
 # operands
 CALM_BF16, CALM_FP16 = gl.constexpr(100.0), gl.constexpr(4.0)
@@ -351,6 +349,20 @@ def span_sums(b_high, b_low, s_M, rows: gl.constexpr, columns: gl.constexpr):
 
 
 @gluon.jit
+def no_weaker(b_high, b_low):
+    """high + low, or -28 (0xC1E0) where high is less: two numbers of bfloat16 an instruction. NaN stays NaN."""
+    return gl.inline_asm_elementwise(
+        "{.reg .b32 least, same; mov.b32 least, 0xC1E0C1E0; max.NaN.bf16x2 $0, $2, least; "
+        "set.eq.bf16x2.bf16x2 same, $0, $2; mul.bf16x2 $1, $3, same;}",
+        "=&r,=&r,r,r",
+        [b_high, b_low],
+        dtype=(gl.bfloat16, gl.bfloat16),
+        is_pure=True,
+        pack=2,
+    )
+
+
+@gluon.jit
 def block_decays(b_high, b_low, s_block, s_middle, BK: gl.constexpr, C: gl.constexpr):
     """|gamma_i / gamma_m| and its inverse [BK, C], m the middle of i's block: a pair's decay in one block is a product of two.
     high + low is log2|alpha|.
@@ -359,9 +371,7 @@ def block_decays(b_high, b_low, s_block, s_middle, BK: gl.constexpr, C: gl.const
     blocks of 8 tokens bfloat16 has the range for gates of at least 2^-28, and weaker ones count as that: what they let through is
     less than float32's rounding of what they take away.
     """
-    m_weak = b_high.to(gl.float32) < BLOCK_LOG
-    b_high = gl.where(m_weak, BLOCK_LOG, b_high.to(gl.float32)).to(b_high.dtype)
-    b_low = gl.where(m_weak, 0.0, b_low.to(gl.float32)).to(b_low.dtype)
+    b_high, b_low = no_weaker(b_high, b_low)
     b_cum = span_sums(b_high, b_low, s_block, BK, C)
     b_middle = span_sums(b_high, b_low, s_middle, BK, C)
     b_cum, b_middle = warpgroup_mma_wait(0, deps=[b_cum, b_middle])
