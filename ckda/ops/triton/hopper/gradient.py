@@ -65,7 +65,16 @@ from ckda.ops.triton.hopper.tile import (
     turns,
     warps_of,
 )
-from ckda.ops.triton.tile import STATE_UNIT, finite_gate, gate_gradient, learning_rate, log_gate, power_of, reciprocal
+from ckda.ops.triton.tile import (
+    LOG2E,
+    STATE_UNIT,
+    finite_gate,
+    gate_gradient,
+    learning_rate,
+    log_gate,
+    power_of,
+    reciprocal,
+)
 
 __all__ = ["hopper_gradient_kernel"]
 
@@ -336,7 +345,8 @@ def _unbounded_channels(
     levels,
     BK: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, ERASE: gl.constexpr,
 ):  # fmt: skip
-    """The same from q and k as used (rounded, signs included) and the logs, border by border: `_unbounded_gradients`.
+    """The same from q and k as used (rounded, signs included) and the logs, border by border: `_unbounded_gradients`; and the logs
+    as operands.
 
     Without ERASE keys as rows and as columns are one: all of dk is in b_dk, to spare registers. `levels` is LEVELS as a
     number of the run time: a constant would let the compiler unroll the loop, and what then does not fit the registers spills.
@@ -381,7 +391,7 @@ def _unbounded_channels(
         else:
             b_dk += gl.where(m_right, -b_decay, b_decay) * b_column
     b_sums = warpgroup_mma_wait(0, deps=[b_sums])
-    return b_dq, b_drow, b_dk, b_dlog, b_through
+    return b_dq, b_drow, b_dk, b_dlog, b_through, b_high, b_low
 
 
 @gluon.jit
@@ -643,9 +653,9 @@ def _run(
                 s_scalars.index(phase * SCALARS + Q_INVERSE).load(by_token),
                 s_scalars.index(phase * SCALARS + K_POWER).load(by_token),
             )
-            b_q = s_channels.index(QUERY).permute((1, 0)).load(P).to(gl.float32) * (b_inverse * scale)[None, :]
-            b_k = s_channels.index(KEY).permute((1, 0)).load(P).to(gl.float32) * b_power[None, :]
-            b_g = finite_gate(s_g.permute((1, 0)).load(P).to(gl.float32), GATE)
+            b_q = as_float(s_channels.index(QUERY).permute((1, 0)).load(P)) * (b_inverse * scale)[None, :]
+            b_k = as_float(s_channels.index(KEY).permute((1, 0)).load(P)) * b_power[None, :]
+            b_g = finite_gate(as_float(s_g.permute((1, 0)).load(P)), GATE)
             b_log, b_negative = log_gate(b_g, b_rate, b_bias, GATE, False)
             b_log = held_log(b_log, DT)
             if not FULL:
@@ -668,7 +678,7 @@ def _run(
             b_erase = gl.full([1, 1], 1.0, gl.float32, P)
             if ERASE:
                 b_erase = channel_tile(p_erase, begin, num, i_hv, column, 0.0, K, BK, C, HV, ENDS).to(gl.float32)
-            b_dq, b_drow, b_dk, b_dlog, b_through = _unbounded_channels(
+            b_dq, b_drow, b_dk, b_dlog, b_through, b_high, b_low = _unbounded_channels(
                 b_dq,
                 b_drow,
                 b_dk * b_rho,
@@ -711,7 +721,7 @@ def _run(
         else:
             b_dq, b_dk = b_dq * (scale * unit), b_dk * unit
         if SIGNED != "no" and not BOUNDED:
-            b_dq, b_dk = b_dq * b_sign.to(gl.float32), b_dk * b_sign.to(gl.float32)
+            b_dq, b_dk = b_dq * as_float(b_sign), b_dk * as_float(b_sign)
         s_out[DQ].index(0).permute((1, 0)).store(rounded(b_dq, DT))
         s_out[DK].index(0).permute((1, 0)).store(rounded(b_dk, DT))
 
@@ -721,11 +731,13 @@ def _run(
         )
 
         # the gate, read once more: it would take registers all the while
-        b_g = finite_gate(s_g.permute((1, 0)).load(P).to(gl.float32), GATE)
+        b_g = finite_gate(as_float(s_g.permute((1, 0)).load(P)), GATE)
         b_dlog = warpgroup_mma_wait(0, deps=[b_dlog]) * unit + (b_through * unit)[:, None]
         if not BOUNDED:
             b_dlog += b_own
         b_dg, b_dlog_rate = gate_gradient(b_dlog, b_g, b_rate, b_bias, GATE)
+        if GATE == "softplus" and not BOUNDED:  # the log is a multiple of the rate, and still there to 2^-17 of itself
+            b_dlog_rate = b_dlog * ((as_float(b_high) + as_float(b_low)) * (1.0 / LOG2E))
         if not FULL:
             b_dg = gl.where(b_token < num, b_dg, 0.0)
             b_dlog_rate = gl.where(b_token < num, b_dlog_rate, 0.0)

@@ -331,7 +331,7 @@ def _run(
         clear_behind(s_in, slot * PAIR, PAIR, num, R, PLACES)
 
         # the gates, and their sums over tokens
-        b_g = finite_gate(s_g.index(slot).permute((1, 0)).load(P).to(gl.float32), GATE)
+        b_g = finite_gate(as_float(s_g.index(slot).permute((1, 0)).load(P)), GATE)
         b_log, b_negative = log_gate(b_g, b_rate, b_bias, GATE, False)
         b_log = held_log(b_log, DT)
         if SIGNED == "given":
