@@ -543,6 +543,9 @@ def _run(
         if BETA_RANGE > 0:
             b_beta = gl.load(p_beta + o_line, mask=b_row < num, other=0.0).to(gl.float32)
         b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, column, K, BK, C, HAS_A_LOG, HAS_DT_BIAS)
+        b_end = None
+        if CALM:  # from the memory of the card, long before it is used
+            b_end = gl.load(p_end + gl.cast(item, gl.int64) * BK + b_channel)
         LOW: gl.constexpr = gl.float16 == DT or GATE == "none"  # whose gradients have the digits for it
         if NV == 2:
             (
@@ -629,9 +632,6 @@ def _run(
         if BOUNDED:
             if BETA_RANGE == 0 and not ERASE:
                 b_reach = gl.sum(s_channels.index(SLOT_K_BACK).permute((1, 0)).load(P).to(gl.float32) * b_dk, 0) * PART
-            b_end = None
-            if CALM:
-                b_end = gl.load(p_end + gl.cast(item, gl.int64) * BK + b_channel)
             b_through *= PART * part
             b_dq, b_drow, b_dk, b_dlog, b_through, b_q, b_k = _bounded_channels(
                 b_dq,
