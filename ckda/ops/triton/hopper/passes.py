@@ -319,13 +319,12 @@ def _run_states(
         b_high = rounded(b_u, DT)
         b_low = rest(b_u, b_high)
         s_kb = _half(s_k_back, slot, half, HALVES)
-        b_added = plus(times(b_high, s_kb, BV, BK), b_low, s_kb, BV, BK)
-        if STORE_O:
-            b_o = warpgroup_mma_wait(2, deps=[b_o])
+        if STORE_O:  # first, so that o is made and stored while the state is summed
             s_A_t = s_A.index(slot).permute((1, 0))
             b_Au = plus(times(b_high, s_A_t, BV, C), b_low, s_A_t, BV, C)
             if SPLIT_A:
                 b_Au = plus(b_Au, b_high, s_A_low.index(slot).permute((1, 0)), BV, C)
+        b_added = plus(times(b_high, s_kb, BV, BK), b_low, s_kb, BV, BK)
         if STORE_Y:
             b_high = rounded(b_y, DT)
             s_y.permute((1, 0)).store(b_high)
@@ -340,7 +339,7 @@ def _run_states(
             b_next = _half(s_decays, slot * DECAYS + NEXT, half, HALVES).load(by_channel)
             b_next = gl.where(step + 1 < num, b_next, 1.0 / UNIT)
         if STORE_O:
-            b_Au = warpgroup_mma_wait(0, deps=[b_Au])
+            b_o, b_Au = warpgroup_mma_wait(2, deps=[b_o, b_Au])
             if HALVES > 1:
                 b_o += s_qS.index(step % TURNS).load(product(BV, C))
             b_o = b_o * PART + b_Au
