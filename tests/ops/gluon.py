@@ -463,13 +463,17 @@ def _dot(a: Value, b: Value, acc: Value | None = None, input_precision: str | No
     return Value(made if acc is None else made + acc.x)
 
 
-def _inline_asm(text: str, constraints: str, args: list[Value], dtype: Dtype, is_pure: bool, pack: int) -> Value:
+def _inline_asm(text: str, constraints: str, args: list[Value], dtype: Any, is_pure: bool, pack: int) -> Any:
     if text.startswith("cvt.rn."):
         return args[0].to(dtype)
     if text.startswith("rcp.approx"):
         return 1.0 / args[0]
     if text.startswith("{shl"):
         return args[0].to(dtype)
+    if "max.NaN.bf16x2" in text:
+        high, low = (x.x for x in args)
+        least = high.clamp_min(-28.0)  # NaN stays
+        return Value(least), Value(torch.where(least == high, low, 0 * low))
     if text.startswith("{.reg"):
         return args[0].to(DTYPES["bfloat16"]).to(dtype)
     assert text.startswith("lg2.approx")

@@ -398,6 +398,9 @@ def _permute(w: Warp, op: str, x: list[str], mask: Any) -> None:
 @_runs("add", "sub", "mul", "mad", "fma", "div", "rem", "min", "max")
 def _arithmetic(w: Warp, op: str, x: list[str], mask: Any) -> None:
     do, *_, kind = op.split(".")
+    if kind == "bf16x2":
+        _of_pairs(w, op, x, mask)
+        return
     if ".wide" in op:
         a, b = (w.number(name, kind).astype(np.int64) for name in x[1:3])
         w.set(x[0], (a * b).view(U64) + (w.bits(x[3], U64) if do == "mad" else U64(0)), mask)
@@ -417,6 +420,22 @@ def _arithmetic(w: Warp, op: str, x: list[str], mask: Any) -> None:
     else:
         made = {"add": np.add, "sub": np.subtract, "mul": np.multiply}[do](a, b)
     w.set(x[0], made, mask)
+
+
+@_runs("set")
+def _of_pairs(w: Warp, op: str, x: list[str], mask: Any) -> None:
+    """Two numbers of bfloat16 at a time."""
+    do = {
+        "max.NaN.bf16x2": np.maximum,
+        "mul.bf16x2": np.multiply,
+        "set.eq.bf16x2.bf16x2": lambda a, b: (a == b).astype(F32),
+    }[op]
+    pairs = [w.bits(name) for name in x[1:]]
+    low, high = (
+        _half(do(*[(p << U32(16 - shift) & U32(0xFFFF0000)).view(F32) for p in pairs]), "bf16").astype(U32)
+        for shift in (0, 16)
+    )
+    w.set(x[0], low | high << U32(16), mask)
 
 
 @_runs("abs", "neg")
@@ -501,6 +520,8 @@ def _exchange(w: Warp, op: str, x: list[str], mask: Any) -> None:
     value = w.bits(x[1])
     if op.startswith("redux.sync.add"):
         made = np.full(32, value.sum(dtype=U64)).astype(U32)
+    elif op.startswith("redux.sync.min.s32"):
+        made = np.full(32, value.view(np.int32).min())
     else:
         by = w.bits(x[2]).astype(int)
         source = {"bfly": LANES ^ by, "idx": by & 31, "up": LANES - by}[op.split(".")[2]]

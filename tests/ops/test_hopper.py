@@ -26,8 +26,15 @@ from tests.ops.common import (
 from tests.ops.test_triton import _reflections
 
 pytest.importorskip("triton")
+from triton.experimental import gluon as triton_gluon
+from triton.experimental.gluon import language as gl
+
 from ckda.ops.triton import chunk, hopper, plan
+from ckda.ops.triton.compile import example
 from ckda.ops.triton.hopper import intra, launch, passes
+from ckda.ops.triton.hopper.tile import AHEAD, ask, no_weaker, settle, turns
+from ckda.ops.triton.launch import Launch
+from ckda.ops.triton.portable import launch as portable
 from tests.ops import gluon
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -309,6 +316,165 @@ def test_what_follows_does_not_decide_by_which_way_a_row_goes(dtype: torch.dtype
     calm, broken = (run(_calm(settings, x), "triton-hopper", gradients=False)["o"] for x in ({}, {token: -200.0}))
     assert_same_bits({"o": calm[:, :token]}, {"o": broken[:, :token]})
     assert not torch.equal(calm[:, token:], broken[:, token:])
+
+
+@triton_gluon.jit
+def _items_kernel(
+    p_calm, p_sorted, p_counts, p_starts, p_ends, p_taken, num_chunks, T, NC,
+    HV: gl.constexpr, C: gl.constexpr, LEAST: gl.constexpr, MOST: gl.constexpr, WHICH: gl.constexpr, PLACES: gl.constexpr,
+    HALVES: gl.constexpr,
+):  # fmt: skip
+    """How often each item is taken, and where its chunk lies: [items, 3], each time one, the first token and how many."""
+    first, end = turns(num_chunks, p_counts, T, NC, HV, C, WHICH, PLACES, HALVES)
+    turn = first + gl.program_id(0)
+    item, begin, num, rows = ask(
+        turn, end, p_calm, p_sorted, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, WHICH, PLACES, HALVES
+    )
+    turn, item, begin, num = settle(
+        turn, item, begin, num, rows, end, p_calm, p_sorted, p_starts, p_ends, T, NC,
+        HV, C, LEAST, MOST, WHICH, PLACES, HALVES, 4,
+    )  # fmt: skip
+    while turn < end:
+        gl.store(p_taken + item * 3, gl.load(p_taken + item * 3) + 1)
+        gl.store(p_taken + item * 3 + 1, begin)
+        gl.store(p_taken + item * 3 + 2, num)
+        turn += gl.num_programs(0)
+        item, begin, num, rows = ask(
+            turn, end, p_calm, p_sorted, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, WHICH, PLACES, HALVES
+        )
+        turn, item, begin, num = settle(
+            turn, item, begin, num, rows, end, p_calm, p_sorted, p_starts, p_ends, T, NC,
+            HV, C, LEAST, MOST, WHICH, PLACES, HALVES, 4,
+        )  # fmt: skip
+
+
+def _placed(lengths: list[int], NC: int, C: int = 32) -> tuple[list[list[int]], int]:
+    """The first token and the end of every chunk of packed sequences, zeros for those that nobody needs; how many are full."""
+    chunks, begin = [], 0
+    for length in lengths:
+        chunks += [[at, min(at + C, begin + length)] for at in range(begin, begin + length, C)]
+        begin += length
+    return chunks + [[0, 0]] * (NC - len(chunks)), sum(length // C for length in lengths)
+
+
+def _items(
+    programs: int, share: float, LEAST: int, MOST: int, WHICH: str, places: str = "packed", HALVES: int = 1
+) -> tuple[Launch, torch.Tensor, torch.Tensor]:
+    """A launch of :func:`_items_kernel` over some 200 chunks of which that share is calm, what it should find, and what it
+    finds."""
+    HV, C, draw = 2, 32, torch.Generator().manual_seed(programs)
+    lengths = torch.randint(0, 200, (60,), generator=draw).tolist()
+    T, NC = sum(lengths), sum(lengths) // C + len(lengths)
+    if places == "ragged":
+        T, NC, lengths = 1000, 32, [1000] * 6
+    slots = NC if places == "packed" else 6 * NC
+    chunks, num_full = _placed(lengths, slots)
+    begin, end = torch.tensor(chunks, dtype=torch.int32).unbind(1)
+    num = end - begin
+    rows = torch.where(
+        torch.rand(slots, HV, generator=draw) < share, C, torch.randint(0, C, (slots, HV), generator=draw)
+    )
+    own = (rows >= LEAST) & (rows <= MOST) & (num > 0)[:, None]
+    if WHICH != "any":
+        own &= (num == C)[:, None] == (WHICH == "full")
+    wanted = torch.stack([torch.where(own, x, 0) for x in (torch.ones(slots, 1), begin[:, None], num[:, None])], -1)
+    taken = torch.zeros(slots * HV * HALVES, 3, dtype=torch.int32)
+    order = sorted(range(slots), key=lambda i: 0 if num[i] == C else 2 if num[i] == 0 else 1)
+    packed = places == "packed"
+    arguments = {
+        "p_calm": rows.int(),
+        "p_sorted": torch.tensor(order, dtype=torch.int32) if packed else None,
+        "p_counts": torch.tensor([num_full, int((num > 0).sum())], dtype=torch.int32) if packed else None,
+        "p_starts": begin[order].contiguous() if packed else None,
+        "p_ends": end[order].contiguous() if packed else None,
+        "p_taken": taken,
+        "num_chunks": slots,
+        "T": T,
+        "NC": NC,
+        "HV": HV,
+        "C": C,
+        "LEAST": LEAST,
+        "MOST": MOST,
+        "WHICH": WHICH,
+        "PLACES": places,
+        "HALVES": HALVES,
+    }
+    wanted = wanted.repeat_interleave(HALVES, 1).reshape(-1, 3).int()
+    return Launch(_items_kernel, (programs,), arguments, num_warps=4), wanted, taken
+
+
+@triton_gluon.jit
+def _weak_kernel(p_x):
+    o_x = gl.arange(0, 256, gl.BlockedLayout([2], [32], [4], [0]))
+    b_high, b_low = no_weaker(gl.load(p_x + o_x), gl.load(p_x + 256 + o_x))
+    gl.store(p_x + 512 + o_x, b_high)
+    gl.store(p_x + 768 + o_x, b_low)
+
+
+def weak_gates() -> tuple[Launch, torch.Tensor, torch.Tensor]:
+    """A launch that takes logs below -28 for -28, what it should give and where it writes: high and low, before and after."""
+    log = torch.linspace(-60, 0, 256)
+    log[:8] = torch.tensor([-28.0, -27.9, -28.07, -28.13, -1e30, -0.0, math.nan, -(2.0**-100)])
+    high = log.to(BF16)
+    low = (log - high.float()).to(BF16)
+    weak = high < -28
+    wanted = torch.cat((torch.where(weak, -28.0, high), torch.where(weak, 0.0, low)))
+    x = torch.cat((high, low, torch.zeros(512, dtype=BF16)))
+    return Launch(_weak_kernel, (1,), {"p_x": x}, num_warps=4), wanted, x[512:]
+
+
+SHARES = [(LEAST, MOST, WHICH) for LEAST, MOST in ((32, 32), (0, 31), (0, 32)) for WHICH in ("any", "full", "broken")]
+
+
+@on_a_cpu
+@pytest.mark.parametrize("places", ["packed", "ragged"])
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 1.0])
+@pytest.mark.parametrize("programs", [1, 3, 70])
+def test_each_item_is_taken_once_by_the_launch_whose_it_is(programs: int, share: float, places: str) -> None:
+    for LEAST, MOST, WHICH in SHARES:
+        launch, wanted, taken = _items(programs, share, LEAST, MOST, WHICH, places, HALVES=1 + programs % 2)
+        gluon.run_launch(launch)
+        assert torch.equal(taken, wanted), (LEAST, MOST, WHICH)
+
+
+@on_a_cpu
+def test_chunks_of_another_launch_are_skipped_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other, each with a load to wait for, they took a launch of none of its own 0.02 ms."""
+    asked = 0
+
+    def counted(*given: Any, **named: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return load(*given, **named)
+
+    load = gluon.LANGUAGE.load
+    monkeypatch.setattr(gluon.LANGUAGE, "load", counted)
+    launch, wanted, _ = _items(1, 0.0, 32, 32, "any", "ragged")
+    gluon.run_launch(launch)
+    assert not wanted.any()
+    assert asked <= 3 + len(wanted) / AHEAD.value
+
+
+@on_a_cpu
+@pytest.mark.parametrize("num", [1, 5, 70, 200])
+def test_chunks_of_packed_sequences_are_sorted(num: int) -> None:
+    """Full ones first, those that nobody needs last, whatever the sequences, more than a program looks at together too."""
+    lengths = torch.randint(0, 100, (num,), generator=torch.Generator().manual_seed(num)).tolist()
+    lengths[num // 2] = 0
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0)
+    call = example(packed=True, T=max(sum(lengths), 1))._replace(cu_seqlens=cu_seqlens)
+    p = plan.plan(call)
+    memory = torch.full((5 * p.slots + 2 * p.N + 2,), -1, dtype=torch.int32)
+    x = plan.Saved(**dict.fromkeys(plan.Saved._fields))._replace(chunks=memory)
+    w = plan.Work(call, p, x, plan.find_chunks(p, x))
+    for launched in portable.places(w):
+        gluon.run_launch(launched)
+    chunks, num_full = _placed(lengths, p.slots)
+    kinds = [0 if end - begin == 32 else 2 if begin == end else 1 for begin, end in chunks]
+    order = sorted(range(p.slots), key=kinds.__getitem__)
+    assert w.where.counts.tolist() == [num_full, sum(kind < 2 for kind in kinds)]
+    assert w.where.sorted.view(3, -1).T.tolist() == [[i, *chunks[i]] for i in order]
+    assert torch.stack((w.where.starts, w.where.ends), 1).tolist() == chunks
 
 
 @on_a_cpu

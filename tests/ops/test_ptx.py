@@ -60,6 +60,39 @@ def test_compiled_kernels_keep_the_rule_in_any_order_of_warps(case: str) -> None
     assert done.returncode == 0, done.stderr[-4000:]
 
 
+_ITEMS = """
+import torch
+from tests.ops import ptx
+from tests.ops.test_hopper import SHARES, _items
+for programs, share, places in ((1, 0.02, "packed"), (3, 0.5, "ragged"), (70, 0.02, "packed")):
+    for LEAST, MOST, WHICH in SHARES:
+        launch, wanted, taken = _items(programs, share, LEAST, MOST, WHICH, places, HALVES=1 + programs % 2)
+        ptx.run_launch(launch, set())
+        print(torch.equal(taken, wanted), programs, share, LEAST, MOST, WHICH)
+"""
+
+
+def test_compiled_programs_find_their_items() -> None:
+    done = _python("-c", _ITEMS)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 27, done.stderr[-4000:]
+    assert all(line.startswith("True") for line in lines), lines
+
+
+_WEAK = """
+from tests.ops import ptx
+from tests.ops.test_hopper import weak_gates
+launch, wanted, found = weak_gates()
+ptx.run_launch(launch, set())
+print(((found == wanted) | (found.isnan() & wanted.isnan())).all().item(), (wanted == -28).sum().item() > 9)
+"""
+
+
+def test_weak_gates_within_blocks_are_taken_for_less_weak_ones() -> None:
+    done = _python("-c", _WEAK)
+    assert done.stdout.split() == ["True", "True"], done.stderr[-4000:]
+
+
 _WITHOUT = """
 import re, torch
 from tests.ops import ptx

@@ -105,6 +105,24 @@ def test_the_main_kernels_hardly_spill(compiled: list[Any]) -> None:
     assert not spilled, spilled
 
 
+#: places where the warps of a kernel wait for each other, the most of its launches. The compiler sets a barrier between two stores
+#: into one allocation, whichever parts of it they are: the gradient kernel had 21 for the 10 it has, and with borders 37 for 16
+BARRIERS_LIMIT = {
+    ("bf16 128x128", "hopper_intra_kernel"): 8,
+    ("bf16 128x128", "hopper_state_kernel"): 9,
+    ("bf16 128x128", "hopper_reverse_kernel"): 8,
+    ("bf16 128x128", "hopper_gradient_kernel"): 10,
+    ("bf16 256x256 softplus", "hopper_gradient_kernel"): 20,
+}
+
+
+def test_warps_wait_for_each_other_no_more_than_they_must(compiled: list[Any]) -> None:
+    for (name, kernel), limit in BARRIERS_LIMIT.items():
+        counts = [row[3]["barriers"] for row in compiled if row[:3] == (90, name, kernel)]
+        assert counts, (name, kernel)
+        assert max(counts) <= limit, (name, kernel, counts)
+
+
 def test_another_triton_takes_the_portable_kernels() -> None:
     """Gluon is experimental: with a version it was not tried on, or without it, nothing of it is imported."""
     program = """

@@ -42,6 +42,7 @@ class Resources(NamedTuple):
     shared: int  #: bytes
     warps: int
     start: float  #: the largest constant that a product is added to
+    barriers: int  #: places in its text where its warps wait for each other
 
 
 def _argument(value: Any) -> str:
@@ -115,7 +116,8 @@ def resources(compiled: CompiledKernel) -> Resources:
         registers = max(map(int, re.findall(r"REG:(\d+)", text)))
         spills = max(map(int, re.findall(r"STACK:(\d+)", text)))
     metadata = compiled.metadata
-    return Resources(registers, spills, metadata.shared, metadata.num_warps, _largest_start(compiled.asm["ttgir"]))
+    start, barriers = _largest_start(compiled.asm["ttgir"]), len(re.findall(r"bar\.sync\s+0\b", compiled.asm["ptx"]))
+    return Resources(registers, spills, metadata.shared, metadata.num_warps, start, barriers)
 
 
 def example(
@@ -191,9 +193,9 @@ def main() -> None:
     parser.add_argument("--capability", type=int, default=90, help="of the GPU, e.g. 80, 89, 90, 100 (default: 90)")
     parser.add_argument("--example", action="append", choices=[*EXAMPLES], help="one of the calls (default: all)")
     arguments = parser.parse_args()
-    print(f"{'call':28}{'kernel':20}{'registers':>10}{'spills':>8}{'shared':>8}{'warps':>6}")
+    print(f"{'call':28}{'kernel':20}{'registers':>10}{'spills':>8}{'shared':>8}{'warps':>6}{'barriers':>9}")
     for name, kernel, x in rows(arguments.capability, arguments.example or [*EXAMPLES]):
-        print(f"{name:28}{kernel:20}{x.registers:10}{x.spills:8}{x.shared:8}{x.warps:6}")
+        print(f"{name:28}{kernel:20}{x.registers:10}{x.spills:8}{x.shared:8}{x.warps:6}{x.barriers:9}")
 
 
 if __name__ == "__main__":

@@ -148,13 +148,16 @@ class Chunks(NamedTuple):
     ends: Tensor | None  #: int32 [NC] end of its tokens
     first: Tensor | None  #: int32 [N] first chunk of each sequence
     order: Tensor | None  #: int32 [N] the sequences, the longest first
+    #: int32 [3 * NC] the chunks, full ones first and those that nobody needs last, then their first tokens, then their ends
+    sorted: Tensor | None
+    counts: Tensor | None  #: int32 [2] how many chunks are full, and how many are needed
 
 
 def find_chunks(p: Plan, x: "Saved") -> Chunks:
     """Where the chunks lie, as `places_kernel` has written it."""
     if not p.packed:
-        return Chunks(None, None, None, None)
-    return Chunks(*x.chunks.split([p.slots, p.slots, p.N, p.N]))
+        return Chunks(None, None, None, None, None, None)
+    return Chunks(*x.chunks.split([p.slots, p.slots, p.N, p.N, 3 * p.slots, 2]))
 
 
 class Saved(NamedTuple):
@@ -175,7 +178,9 @@ class Saved(NamedTuple):
         Tensor  #: float32 [B, num_segments - 2, HV, K, K] of the segments but the first and the last; may be empty
     )
     calm: Tensor  #: int32 [slots, HV] how many rows of a chunk are calm, where mixed; else empty
-    chunks: Tensor  #: int32 [2 * slots + 2 * N] where the chunks of packed sequences lie: :class:`Chunks`; may be empty
+    chunks: (
+        Tensor  #: int32 [5 * slots + 2 * N + 2] where the chunks of packed sequences lie: :class:`Chunks`; may be empty
+    )
 
     def arguments(self, *names: str) -> dict[str, Tensor]:
         """The kernels' arguments of these names; anything for what is not there, which they do not read."""
@@ -213,7 +218,7 @@ def _lay_out(p: Plan, empty: _Room) -> Saved:
         states=empty(p.slots, p.HV, p.V, p.K, dtype=p.work_dtype),
         transitions=empty(p.B, max(p.num_segments - 2, 0), p.HV, p.K, p.K),
         calm=empty(p.slots if p.mixed else 0, p.HV, dtype=torch.int32),
-        chunks=empty(2 * (p.slots + p.N) if p.packed else 0, dtype=torch.int32),
+        chunks=empty(5 * p.slots + 2 * p.N + 2 if p.packed else 0, dtype=torch.int32),
     )
 
 

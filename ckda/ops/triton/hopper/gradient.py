@@ -36,6 +36,7 @@ from ckda.ops.triton.hopper.tile import (
     across_border,
     as_float,
     as_rounded,
+    ask,
     by_pairs,
     by_rows,
     by_warps,
@@ -48,19 +49,32 @@ from ckda.ops.triton.hopper.tile import (
     held_log,
     left_operand,
     lines,
-    next_item,
+    lines_apart,
     plus,
     product,
     rest,
     room,
     room_for_one,
+    rooms,
     rounded,
     send_tile,
+    settle,
     span_sums,
     store_spans,
     times,
+    turns,
+    warps_of,
 )
-from ckda.ops.triton.tile import STATE_UNIT, finite_gate, gate_gradient, learning_rate, log_gate, power_of, reciprocal
+from ckda.ops.triton.tile import (
+    LOG2E,
+    STATE_UNIT,
+    finite_gate,
+    gate_gradient,
+    learning_rate,
+    log_gate,
+    power_of,
+    reciprocal,
+)
 
 __all__ = ["hopper_gradient_kernel"]
 
@@ -76,7 +90,7 @@ QUERY, KEY, NUM_RAW = (gl.constexpr(i) for i in range(3))
 D, D_LOW, DA, DA_LOW, NUM_SQUARES = (gl.constexpr(i) for i in range(5))
 N, N_LOW = D, D_LOW
 FIRST = gl.constexpr(1)  # the borders by products begin here; those between tokens 2m and 2m + 1 go without
-NEXT_N, NEXT_DA, NUM_NEXT = (gl.constexpr(i) for i in range(3))
+NEXT_N, NEXT_DA = (gl.constexpr(i) for i in range(2))
 ONWARD = gl.constexpr(0)  # where BOUNDED the only matrix by which logs are summed: from a token on
 # lines of a chunk: what is fetched of its tokens, the norms last; and what is found of them: what S dr, dq and dk are multiplied by
 # (ROW, Q_OUT, K_OUT), and sums over their values, pairs or channels
@@ -114,9 +128,9 @@ def _to_end(b_log, s_M, BK: gl.constexpr, C: gl.constexpr):
 @gluon.jit
 def _store_halves(b_x, s_high, s_low):
     """x as an operand in two parts."""
-    b_high = b_x.to(s_high.dtype)
+    b_high = rounded(b_x, s_high.dtype)
     s_high.store(b_high)
-    s_low.store((b_x - b_high.to(gl.float32)).to(s_high.dtype))
+    s_low.store(rest(b_x, b_high))
 
 
 @gluon.jit
@@ -140,7 +154,8 @@ def _column_of(item, BK: gl.constexpr, HALVES: gl.constexpr):
 @gluon.jit
 def _fetch(
     t_states, t_dstates, t_do, t_dv, t_v, t_o, t_y, t_q, t_k, t_keys, t_g,
-    p_calm, p_starts, p_ends, p_rho, p_norms, s_S, s_dS, s_values, s_channels, s_g, s_scalars, ready, free, num_chunks, ROWS, T, NC,
+    p_calm, p_sorted, p_counts, p_starts, p_ends, p_rho, p_norms,
+    s_S, s_dS, s_values, s_channels, s_g, s_scalars, ready, free, num_chunks, ROWS, T, NC,
     H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, C: gl.constexpr,
     BOUNDED: gl.constexpr, LEAST: gl.constexpr, MOST: gl.constexpr, WHICH: gl.constexpr, PLACES: gl.constexpr,
     HALVES: gl.constexpr,
@@ -151,30 +166,23 @@ def _fetch(
     GATE_BYTES: gl.constexpr = t_g.dtype.primitive_bitwidth // 8
     b_token = gl.arange(0, C, LINE) * HV
     phase = 0
-    num_items = num_chunks * HV * HALVES
-    item, begin, _ = next_item(
-        gl.program_id(0), num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, WHICH, PLACES, HALVES
+    first, end = turns(num_chunks, p_counts, T, NC, HV, C, WHICH, PLACES, HALVES)
+    turn = first + gl.program_id(0)
+    item, begin, num, rows = ask(
+        turn, end, p_calm, p_sorted, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, WHICH, PLACES, HALVES
     )
-    while item < num_items:
+    turn, item, begin, _ = settle(
+        turn, item, begin, num, rows, end, p_calm, p_sorted, p_starts, p_ends, T, NC,
+        HV, C, LEAST, MOST, WHICH, PLACES, HALVES, FETCH_WARPS,
+    )  # fmt: skip
+    while turn < end:
         place = _head_of(item, HALVES)
         column = _column_of(item, BK, HALVES)
         i_hv, row = place % HV, place // HV * C
-        following, next_begin, _ = next_item(
-            item + gl.num_programs(0),
-            num_items,
-            p_calm,
-            p_starts,
-            p_ends,
-            T,
-            NC,
-            HV,
-            C,
-            LEAST,
-            MOST,
-            WHICH,
-            PLACES,
-            HALVES,
-        )  # loaded a chunk ahead of its use
+        turn += gl.num_programs(0)
+        next_item, next_begin, num, rows = ask(
+            turn, end, p_calm, p_sorted, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, WHICH, PLACES, HALVES
+        )
         bar = ready.index(VALUES)
         for v in gl.static_range(NV):
             mbarrier.wait(
@@ -212,7 +220,10 @@ def _fetch(
             fetch_tile(t_q, i_h, begin, column, K, bar, s_channels.index(QUERY))
             fetch_tile(t_k, i_h, begin, column, K, bar, s_channels.index(KEY))
         fetch_tile(t_g, i_hv, begin, column, K, bar, s_g)
-        item, begin = following, next_begin
+        turn, item, begin, _ = settle(
+            turn, next_item, next_begin, num, rows, end, p_calm, p_sorted, p_starts, p_ends, T, NC,
+            HV, C, LEAST, MOST, WHICH, PLACES, HALVES, FETCH_WARPS,
+        )  # fmt: skip
         phase ^= 1
 
 
@@ -226,8 +237,8 @@ def _bounded_channels(
     """
     P: gl.constexpr = product(BK, C)
     L: gl.constexpr = left_operand(BK, C)
-    s_D, s_D_low = s_squares.index(D), s_squares.index(D_LOW)
-    s_dA, s_dA_low = s_squares.index(DA), s_squares.index(DA_LOW)
+    s_D, s_D_low = s_squares[D].index(0), s_squares[D_LOW].index(0)
+    s_dA, s_dA_low = s_squares[DA].index(0), s_squares[DA_LOW].index(0)
     b_kb = s_channels.index(SLOT_K_BACK).permute((1, 0)).load(L)
     b_kf = s_channels.index(SLOT_K_FORWARD).permute((1, 0)).load(L)
     b_qf = s_channels.index(SLOT_Q_FORWARD).permute((1, 0)).load(L)
@@ -274,6 +285,12 @@ def _bounded_channels(
 
 
 @gluon.jit
+def _next_room(C: gl.constexpr):
+    """Room for a matrix of which :func:`_load_next` takes the elements beside the diagonal."""
+    return gl.allocate_shared_memory(gl.float32, [C, C], gl.SwizzledSharedLayout(1, 1, C, [1, 0]))
+
+
+@gluon.jit
 def _load_next(s_x, C: gl.constexpr, LAYOUT: gl.constexpr):
     """Elements (2m + 1, 2m) [1, C / 2] of a matrix whose element (i, j) lies in column i xor j: these are all in one."""
     s_x = s_x._reinterpret(gl.float32, [C // 2, 2 * C], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
@@ -301,8 +318,8 @@ def _neighbours(
     _, b_query = _apart(b_q.to(gl.float32))
     _, b_decay = _apart(gl.exp2(b_log))
     H: gl.constexpr = b_left.type.layout
-    b_N = _load_next(s_next.index(NEXT_N), C, H)
-    b_dA = _load_next(s_next.index(NEXT_DA), C, H)
+    b_N = _load_next(s_next[NEXT_N], C, H)
+    b_dA = _load_next(s_next[NEXT_DA], C, H)
     if ERASE:
         _, b_rate = _apart(b_erase)
         b_right *= b_rate
@@ -328,7 +345,8 @@ def _unbounded_channels(
     levels,
     BK: gl.constexpr, C: gl.constexpr, LEVELS: gl.constexpr, ERASE: gl.constexpr,
 ):  # fmt: skip
-    """The same from q and k as used (rounded, signs included) and the logs, border by border: `_unbounded_gradients`.
+    """The same from q and k as used (rounded, signs included) and the logs, border by border: `_unbounded_gradients`; and the logs
+    as operands.
 
     Without ERASE keys as rows and as columns are one: all of dk is in b_dk, to spare registers. `levels` is LEVELS as a
     number of the run time: a constant would let the compiler unroll the loop, and what then does not fit the registers spills.
@@ -355,10 +373,9 @@ def _unbounded_channels(
         b_query = rounded(b_q.to(gl.float32) * b_decay, s_M.dtype)
         m_right = (b_token >> (n + FIRST)) % 2 == 1
         b_key = rounded(b_k.to(gl.float32) * gl.where(m_right, b_erase, 1.0) * b_decay, s_M.dtype)
-        at = n * NUM_SQUARES
         # right of a border a key is a row of N, left of it a column, and what queries add is zero on the right: one sum for both
-        s_N, s_N_low = s_squares.index(at + N), s_squares.index(at + N_LOW)
-        s_dA, s_dA_low = s_squares.index(at + DA), s_squares.index(at + DA_LOW)
+        s_N, s_N_low = s_squares[N].index(n), s_squares[N_LOW].index(n)
+        s_dA, s_dA_low = s_squares[DA].index(n), s_squares[DA_LOW].index(n)
         b_column = plus(times(b_key, s_N, BK, C), b_key, s_N_low, BK, C)
         b_column = plus(plus(b_column, b_query, s_dA, BK, C), b_query, s_dA_low, BK, C)
         b_row = times(b_key, s_dA.permute((1, 0)), BK, C)
@@ -374,7 +391,7 @@ def _unbounded_channels(
         else:
             b_dk += gl.where(m_right, -b_decay, b_decay) * b_column
     b_sums = warpgroup_mma_wait(0, deps=[b_sums])
-    return b_dq, b_drow, b_dk, b_dlog, b_through
+    return b_dq, b_drow, b_dk, b_dlog, b_through, b_high, b_low
 
 
 @gluon.jit
@@ -387,28 +404,31 @@ def _store_squares(
     b_row = gl.arange(0, C, gl.SliceLayout(1, Q))[:, None]
     b_column = gl.arange(0, C, gl.SliceLayout(0, Q))[None, :]
     if BOUNDED:
-        _store_halves(b_D, s_squares.index(D), s_squares.index(D_LOW))
-        _store_halves(b_dA, s_squares.index(DA), s_squares.index(DA_LOW))
+        _store_halves(b_D, s_squares[D].index(0), s_squares[D_LOW].index(0))
+        _store_halves(b_dA, s_squares[DA].index(0), s_squares[DA_LOW].index(0))
     else:
         b_N = b_D * b_rho
-        s_next.index(NEXT_N).store(b_N)
-        s_next.index(NEXT_DA).store(b_dA)
+        s_next[NEXT_N].store(b_N)
+        s_next[NEXT_DA].store(b_dA)
         b_N = gl.convert_layout(gl.permute(b_N, (1, 0)), Q) - b_N
         for shift in gl.static_range(FIRST, LEVELS):
             m_pairs = across_border(b_row, b_column, shift)
             m_both = m_pairs | across_border(b_column, b_row, shift)
-            at = (shift - FIRST) * NUM_SQUARES
-            _store_halves(gl.where(m_both, b_N, 0.0), s_squares.index(at + N), s_squares.index(at + N_LOW))
-            _store_halves(gl.where(m_pairs, b_dA, 0.0), s_squares.index(at + DA), s_squares.index(at + DA_LOW))
+            _store_halves(
+                gl.where(m_both, b_N, 0.0), s_squares[N].index(shift - FIRST), s_squares[N_LOW].index(shift - FIRST)
+            )
+            _store_halves(
+                gl.where(m_pairs, b_dA, 0.0), s_squares[DA].index(shift - FIRST), s_squares[DA_LOW].index(shift - FIRST)
+            )
 
 
 @gluon.jit
 def _send_gradients(t_dq, t_dk, t_dg, s_out, head, row, column, K: gl.constexpr):
     """A chunk's gradients on their way."""
-    send_tile(t_dq, head, row, column, K, s_out.index(DQ))
-    send_tile(t_dk, head, row, column, K, s_out.index(DK))
+    send_tile(t_dq, head, row, column, K, s_out[DQ].index(0))
+    send_tile(t_dk, head, row, column, K, s_out[DK].index(0))
     if t_dg is not None:
-        send_tile(t_dg, head, row, column, K, s_out.index(DG))
+        send_tile(t_dg, head, row, column, K, s_out[DG].index(0))
 
 
 @gluon.jit
@@ -471,7 +491,7 @@ def _earlier_values(
 
 @gluon.jit
 def _run(
-    p_beta, p_sign, p_erase, p_A_log, p_dt_bias, p_A, p_G, p_end, p_calm, p_starts, p_ends,
+    p_beta, p_sign, p_erase, p_A_log, p_dt_bias, p_A, p_G, p_end, p_calm, p_sorted, p_counts, p_starts, p_ends,
     t_dq, t_dk, t_dg, p_dq, p_dk, p_dg, p_dbeta, p_derase, p_dlog_rate, p_dbias,
     s_S, s_dS, s_values, s_channels, s_g, s_scalars, s_out, s_squares, s_next, s_M, s_sums, ready, free, num_chunks, T, NC, scale,
     HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, C: gl.constexpr,
@@ -486,8 +506,9 @@ def _run(
     SCALED: gl.constexpr = BOUNDED and not CALM
     PART: gl.constexpr = _part(SCALED)
     FULL: gl.constexpr = PLACES == "whole" or WHICH == "full"
+    WARPS: gl.constexpr = warps_of(BK)
     ENDS: gl.constexpr = "whole" if FULL else PLACES
-    DT: gl.constexpr = s_out.dtype
+    DT: gl.constexpr = s_S.dtype
     P: gl.constexpr = product(BK, C)
     L: gl.constexpr = left_operand(BK, C)
     Q: gl.constexpr = by_pairs(BK)
@@ -504,37 +525,27 @@ def _run(
     b_channel = gl.arange(0, BK, by_channel)
     b_token = gl.arange(0, C, by_token)[None, :]
     phase = 0
-    num_items = num_chunks * HV * HALVES
-    item, begin, num = next_item(
-        gl.program_id(0), num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, WHICH, PLACES, HALVES
+    first, end = turns(num_chunks, p_counts, T, NC, HV, C, WHICH, PLACES, HALVES)
+    turn = first + gl.program_id(0)
+    item, begin, num, rows = ask(
+        turn, end, p_calm, p_sorted, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, WHICH, PLACES, HALVES
     )
-    while item < num_items:
+    turn, item, begin, num = settle(
+        turn, item, begin, num, rows, end, p_calm, p_sorted, p_starts, p_ends, T, NC,
+        HV, C, LEAST, MOST, WHICH, PLACES, HALVES, WARPS,
+    )  # fmt: skip
+    while turn < end:
         place = _head_of(item, HALVES)
         column = _column_of(item, BK, HALVES)
         chunk, i_hv = place // HV, place % HV
-        following, next_begin, next_num = next_item(
-            item + gl.num_programs(0),
-            num_items,
-            p_calm,
-            p_starts,
-            p_ends,
-            T,
-            NC,
-            HV,
-            C,
-            LEAST,
-            MOST,
-            WHICH,
-            PLACES,
-            HALVES,
-        )  # loaded a chunk ahead of its use
-        if WHICH == "full":
-            num = C
         b_row = gl.arange(0, C, by_row)
         o_line = (begin + b_row).to(gl.int64) * HV + i_hv
         if BETA_RANGE > 0:
             b_beta = gl.load(p_beta + o_line, mask=b_row < num, other=0.0).to(gl.float32)
         b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, column, K, BK, C, HAS_A_LOG, HAS_DT_BIAS)
+        b_end = None
+        if CALM:  # from the memory of the card, long before it is used
+            b_end = gl.load(p_end + gl.cast(item, gl.int64) * BK + b_channel)
         LOW: gl.constexpr = gl.float16 == DT or GATE == "none"  # whose gradients have the digits for it
         if NV == 2:
             (
@@ -577,7 +588,7 @@ def _run(
         if BETA_RANGE == 0 and not ERASE:  # du . y but for the state's part, less what G has of it
             o_A = ((chunk * C + b_from).to(gl.int64) * HV + i_hv) * C + b_to
             b_du_y = gl.load(p_A + o_A).to(gl.float32) * b_dA - gl.load(p_G + o_A) * b_D
-            s_sums.index(DU_Y).store(gl.sum(b_du_y, 0))
+            s_sums[DU_Y].store(gl.sum(b_du_y, 0))
         unit, inverse = 1.0, 1.0  # what else comes out small is found in units of the largest of D and dA
         if SCALED:
             b_each = gl.convert_layout(gl.maximum(gl.abs(b_D), gl.abs(b_dA_rho)), by_warps(C, BK))
@@ -594,14 +605,14 @@ def _run(
         b_norm2 = s_scalars.index(phase * SCALARS + NORM2).load(by_row)
         b_inverse_length = reciprocal(gl.sqrt(b_norm2))
         b_y_dv *= b_inverse_length
-        s_sums.index(DIAGONAL).store(b_diagonal * inverse * s_scalars.index(phase * SCALARS + RHO).load(by_row))
-        s_sums.index(ROW).store(b_inverse_length * -part)
-        s_sums.index(K_DK).store((2.0 * b_y_dv - b_v_dv) * inverse / b_norm2)
+        s_sums[DIAGONAL].store(b_diagonal * inverse * s_scalars.index(phase * SCALARS + RHO).load(by_row))
+        s_sums[ROW].store(b_inverse_length * -part)
+        s_sums[K_DK].store((2.0 * b_y_dv - b_v_dv) * inverse / b_norm2)
         if NORMALIZE:
             unscale = gl.where(scale == 0, 0.0, 1.0 / scale)
-            s_sums.index(Q_DQ).store(b_q_dq * (inverse * unscale * unscale))
-            s_sums.index(Q_OUT).store(s_scalars.index(phase * SCALARS + Q_INVERSE).load(by_row) * (scale * unit))
-            s_sums.index(K_OUT).store(s_scalars.index(phase * SCALARS + K_POWER).load(by_row) * unit)
+            s_sums[Q_DQ].store(b_q_dq * (inverse * unscale * unscale))
+            s_sums[Q_OUT].store(s_scalars.index(phase * SCALARS + Q_INVERSE).load(by_row) * (scale * unit))
+            s_sums[K_OUT].store(s_scalars.index(phase * SCALARS + K_POWER).load(by_row) * unit)
         if BETA_RANGE > 0:
             b_dbeta = b_y_dv * learning_rate(-b_beta, 1)
             m_beta = b_row < num
@@ -609,21 +620,18 @@ def _run(
                 m_beta = m_beta & (column == 0)
             gl.store(p_dbeta + o_line, b_dbeta.to(p_dbeta.dtype.element_ty), mask=m_beta)
         fence_async_shared()
-        tma.store_wait(0)
         b_dq, b_drow, b_dk = warpgroup_mma_wait(0, deps=[b_dq, b_drow, b_dk])
+        tma.store_wait(0)  # just before a barrier: else the compiler sets one of its own
         gl.thread_barrier()  # what was written is there, the values are used up, the last chunk's gradients have left
         mbarrier.arrive(free.index(VALUES), count=USED_ARRIVE)
         b_rho = s_scalars.index(phase * SCALARS + RHO).load(by_token)[None, :]
-        b_drow *= s_sums.index(ROW).load(by_token)[None, :]
+        b_drow *= s_sums[ROW].load(by_token)[None, :]
 
         # along the channels
         mbarrier.wait(ready.index(CHANNELS), phase)
         if BOUNDED:
             if BETA_RANGE == 0 and not ERASE:
                 b_reach = gl.sum(s_channels.index(SLOT_K_BACK).permute((1, 0)).load(P).to(gl.float32) * b_dk, 0) * PART
-            b_end = None
-            if CALM:
-                b_end = gl.load(p_end + gl.cast(item, gl.int64) * BK + b_channel)
             b_through *= PART * part
             b_dq, b_drow, b_dk, b_dlog, b_through, b_q, b_k = _bounded_channels(
                 b_dq,
@@ -645,9 +653,9 @@ def _run(
                 s_scalars.index(phase * SCALARS + Q_INVERSE).load(by_token),
                 s_scalars.index(phase * SCALARS + K_POWER).load(by_token),
             )
-            b_q = s_channels.index(QUERY).permute((1, 0)).load(P).to(gl.float32) * (b_inverse * scale)[None, :]
-            b_k = s_channels.index(KEY).permute((1, 0)).load(P).to(gl.float32) * b_power[None, :]
-            b_g = finite_gate(s_g.permute((1, 0)).load(P).to(gl.float32), GATE)
+            b_q = as_float(s_channels.index(QUERY).permute((1, 0)).load(P)) * (b_inverse * scale)[None, :]
+            b_k = as_float(s_channels.index(KEY).permute((1, 0)).load(P)) * b_power[None, :]
+            b_g = finite_gate(as_float(s_g.permute((1, 0)).load(P)), GATE)
             b_log, b_negative = log_gate(b_g, b_rate, b_bias, GATE, False)
             b_log = held_log(b_log, DT)
             if not FULL:
@@ -670,7 +678,7 @@ def _run(
             b_erase = gl.full([1, 1], 1.0, gl.float32, P)
             if ERASE:
                 b_erase = channel_tile(p_erase, begin, num, i_hv, column, 0.0, K, BK, C, HV, ENDS).to(gl.float32)
-            b_dq, b_drow, b_dk, b_dlog, b_through = _unbounded_channels(
+            b_dq, b_drow, b_dk, b_dlog, b_through, b_high, b_low = _unbounded_channels(
                 b_dq,
                 b_drow,
                 b_dk * b_rho,
@@ -702,32 +710,39 @@ def _run(
             b_dk += b_erase * b_drow
         elif BOUNDED:
             b_dk += b_drow
-        b_diagonal = s_sums.index(DIAGONAL).load(by_token)[None, :]
+        b_diagonal = s_sums[DIAGONAL].load(by_token)[None, :]
         b_dq += b_diagonal * b_k
         b_dk += b_diagonal * b_q
         if NORMALIZE:
-            b_dq -= b_q * s_sums.index(Q_DQ).load(by_token)[None, :]
-            b_dq *= s_sums.index(Q_OUT).load(by_token)[None, :]
-            b_dk -= b_k * s_sums.index(K_DK).load(by_token)[None, :]
-            b_dk *= s_sums.index(K_OUT).load(by_token)[None, :]
+            b_dq -= b_q * s_sums[Q_DQ].load(by_token)[None, :]
+            b_dq *= s_sums[Q_OUT].load(by_token)[None, :]
+            b_dk -= b_k * s_sums[K_DK].load(by_token)[None, :]
+            b_dk *= s_sums[K_OUT].load(by_token)[None, :]
         else:
             b_dq, b_dk = b_dq * (scale * unit), b_dk * unit
         if SIGNED != "no" and not BOUNDED:
-            b_dq, b_dk = b_dq * b_sign.to(gl.float32), b_dk * b_sign.to(gl.float32)
-        s_out.index(DQ).permute((1, 0)).store(rounded(b_dq, DT))
-        s_out.index(DK).permute((1, 0)).store(rounded(b_dk, DT))
+            b_dq, b_dk = b_dq * as_float(b_sign), b_dk * as_float(b_sign)
+        s_out[DQ].index(0).permute((1, 0)).store(rounded(b_dq, DT))
+        s_out[DK].index(0).permute((1, 0)).store(rounded(b_dk, DT))
+
+        turn += gl.num_programs(0)
+        next_item, next_begin, next_num, next_rows = ask(
+            turn, end, p_calm, p_sorted, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, WHICH, PLACES, HALVES
+        )
 
         # the gate, read once more: it would take registers all the while
-        b_g = finite_gate(s_g.permute((1, 0)).load(P).to(gl.float32), GATE)
+        b_g = finite_gate(as_float(s_g.permute((1, 0)).load(P)), GATE)
         b_dlog = warpgroup_mma_wait(0, deps=[b_dlog]) * unit + (b_through * unit)[:, None]
         if not BOUNDED:
             b_dlog += b_own
         b_dg, b_dlog_rate = gate_gradient(b_dlog, b_g, b_rate, b_bias, GATE)
+        if GATE == "softplus" and not BOUNDED:  # the log is a multiple of the rate, and still there to 2^-17 of itself
+            b_dlog_rate = b_dlog * ((as_float(b_high) + as_float(b_low)) * (1.0 / LOG2E))
         if not FULL:
             b_dg = gl.where(b_token < num, b_dg, 0.0)
             b_dlog_rate = gl.where(b_token < num, b_dlog_rate, 0.0)
         if t_dg is not None:
-            s_out.index(DG).permute((1, 0)).store(rounded(b_dg, DT))
+            s_out[DG].index(0).permute((1, 0)).store(rounded(b_dg, DT))
         else:
             o_key = ((begin + b_token).to(gl.int64) * HV + i_hv) * K + b_channel[:, None]
             if HALVES > 1:
@@ -741,11 +756,11 @@ def _run(
         if HAS_DT_BIAS:
             gl.store(p_dbias + gl.cast(item, gl.int64) * BK + b_channel, gl.sum(b_dg, 1))
         if BETA_RANGE == 0 and not ERASE:  # a given beta may be zero: the longer way then
-            s_sums.index(REACH).store(b_reach)
+            s_sums[REACH].store(b_reach)
             gl.thread_barrier()
             b_rate_used = s_scalars.index(phase * SCALARS + RHO).load(by_row)
             m_some = gl.abs(b_rate_used) > 1e-12
-            b_longer = s_sums.index(DU_Y).load(by_row) + s_sums.index(REACH).load(by_row)
+            b_longer = s_sums[DU_Y].load(by_row) + s_sums[REACH].load(by_row)
             b_dbeta = gl.where(m_some, b_y_dv / gl.where(m_some, b_rate_used, 1.0), b_longer) / b_norm2
             gl.store(p_dbeta + o_line, b_dbeta.to(p_dbeta.dtype.element_ty), mask=b_row < num)
         fence_async_shared()
@@ -758,12 +773,24 @@ def _run(
                 _send_gradients(t_dq, t_dk, t_dg, s_out, i_hv, begin, column, K)
             else:
                 o_head = (gl.cast(begin, gl.int64) * HV + i_hv) * K + column
-                _store_part(p_dq + o_head, s_out.index(DQ), num, column, HV, K, BK, C)
-                _store_part(p_dk + o_head, s_out.index(DK), num, column, HV, K, BK, C)
+                _store_part(p_dq + o_head, s_out[DQ].index(0), num, column, HV, K, BK, C)
+                _store_part(p_dk + o_head, s_out[DK].index(0), num, column, HV, K, BK, C)
                 if t_dg is not None:
-                    _store_part(p_dg + o_head, s_out.index(DG), num, column, HV, K, BK, C)
-        item, begin, num = following, next_begin, next_num
+                    _store_part(p_dg + o_head, s_out[DG].index(0), num, column, HV, K, BK, C)
+        turn, item, begin, num = settle(
+            turn, next_item, next_begin, next_num, next_rows, end, p_calm, p_sorted, p_starts, p_ends, T, NC,
+            HV, C, LEAST, MOST, WHICH, PLACES, HALVES, WARPS,
+        )  # fmt: skip
         phase ^= 1
+    if p_counts is not None and WHICH != "full":  # chunks that nobody needs have parts of the sums too
+        unused = end + gl.program_id(0)
+        while unused < num_chunks * (HV * HALVES):
+            o_channel = gl.cast(unused, gl.int64) * BK + b_channel
+            if HAS_A_LOG:
+                gl.store(p_dlog_rate + o_channel, gl.zeros([BK], gl.float32, by_channel))
+            if HAS_DT_BIAS:
+                gl.store(p_dbias + o_channel, gl.zeros([BK], gl.float32, by_channel))
+            unused += gl.num_programs(0)
     tma.store_wait(0)
 
 
@@ -786,7 +813,9 @@ def hopper_gradient_kernel(
     p_norms,  # [3, ROWS, HV]
     p_end,  # [num_chunks, HV, HALVES * BK], of calm chunks
     p_calm,  # int32 [num_chunks, HV] how many rows of a chunk are calm; where all chunks are alike, not read
-    p_starts,  # [num_chunks] where PLACES is "packed"
+    p_sorted,  # [num_chunks] the chunks where PLACES is "packed": full ones first, those that nobody needs last
+    p_counts,  # [2] how many of them are full, and how many are needed
+    p_starts,  # [num_chunks] of the chunks in this order
     p_ends,
     p_beta,  # [B * T, HV]
     p_sign,  # int8 [B * T, HV, K], where signs are given
@@ -838,21 +867,21 @@ def hopper_gradient_kernel(
     mbarrier.init(free.index(VALUES), count=USED_ARRIVE)
     mbarrier.init(free.index(CHANNELS), count=USED_ARRIVE)
     fence_async_shared()
-    s_scalars, s_sums = lines(CHUNKS * SCALARS, C), lines(SUMS, C)
+    s_scalars, s_sums = lines(CHUNKS * SCALARS, C), lines_apart(SUMS, C)
     DT: gl.constexpr = t_states.dtype
     s_S, s_dS = room_for_one(BV, BK, DT), room_for_one(BV, BK, DT)
     s_values, s_channels = room(NUM_VALUES, C, BV, DT), room(NUM_DECAYED if BOUNDED else NUM_RAW, C, BK, DT)
-    s_g, s_out = room_for_one(C, BK, t_g.dtype), room(OUTPUTS - 1 if t_dg is None else OUTPUTS, C, BK, DT)
-    s_squares, s_next = room(NUM_SQUARES if BOUNDED else NUM_SQUARES * (LEVELS - FIRST), C, C, DT), None
+    s_g, s_out = room_for_one(C, BK, t_g.dtype), rooms(OUTPUTS - 1 if t_dg is None else OUTPUTS, 1, C, BK, DT)
+    s_squares, s_next = rooms(NUM_SQUARES, 1 if BOUNDED else LEVELS - FIRST, C, C, DT), None
     if not BOUNDED:
-        s_next = gl.allocate_shared_memory(gl.float32, [NUM_NEXT, C, C], gl.SwizzledSharedLayout(1, 1, C, [1, 0]))
+        s_next = (_next_room(C), _next_room(C))
     s_M = room(1 if BOUNDED else BORDERS + LEVELS - FIRST, C, C, DT)
     gl.warp_specialize(
         [
             (
                 _run,
                 (
-                    p_beta, p_sign, p_erase, p_A_log, p_dt_bias, p_A, p_G, p_end, p_calm, p_starts, p_ends,
+                    p_beta, p_sign, p_erase, p_A_log, p_dt_bias, p_A, p_G, p_end, p_calm, p_sorted, p_counts, p_starts, p_ends,
                     t_dq, t_dk, t_dg, p_dq, p_dk, p_dg, p_dbeta, p_derase, p_dlog_rate, p_dbias,
                     s_S, s_dS, s_values, s_channels, s_g, s_scalars, s_out, s_squares, s_next, s_M, s_sums, ready, free,
                     num_chunks, T, NC, scale,
@@ -865,7 +894,8 @@ def hopper_gradient_kernel(
                 _fetch,
                 (
                     t_states, t_dstates, t_do, t_dv, t_v, t_o, t_y, t_q, t_k, t_keys, t_g,
-                    p_calm, p_starts, p_ends, p_rho, p_norms, s_S, s_dS, s_values, s_channels, s_g, s_scalars, ready, free,
+                    p_calm, p_sorted, p_counts, p_starts, p_ends, p_rho, p_norms,
+                    s_S, s_dS, s_values, s_channels, s_g, s_scalars, ready, free,
                     num_chunks, ROWS, T, NC, H, HV, K, V, BK, BV, C, BOUNDED, LEAST, MOST, WHICH, PLACES, HALVES,
                 ),
             ),

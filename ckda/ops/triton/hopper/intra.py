@@ -33,6 +33,7 @@ from ckda.ops.triton.hopper.tile import (
     across_border,
     as_float,
     as_rounded,
+    ask,
     barriers,
     block_decays,
     by_pairs,
@@ -43,16 +44,18 @@ from ckda.ops.triton.hopper.tile import (
     fetch_tile,
     head_gate,
     held_log,
-    lines,
-    next_item,
+    lines_apart,
     product,
     rest,
     room,
+    rooms,
     rounded,
     send_tile,
+    settle,
     span_sums,
     store_spans,
     times,
+    warps_of,
 )
 from ckda.ops.triton.tile import ROUND, STATE_UNIT, finite_gate, learning_rate, log_gate
 
@@ -77,13 +80,19 @@ def _fetch(
     """One warp that fetches the chunks of this program."""
     n = 0
     num_items = num_chunks * HV
-    item, row, _ = next_item(
-        gl.program_id(0), num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, "any", PLACES, 1
+    turn = gl.program_id(0)
+    item, row, num, rows = ask(
+        turn, num_items, p_calm, None, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, "any", PLACES, 1
     )
-    while item < num_items:
-        following, next_row, _ = next_item(
-            item + gl.num_programs(0), num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, "any", PLACES, 1
-        )  # loaded a chunk ahead of its use
+    turn, item, row, _ = settle(
+        turn, item, row, num, rows, num_items, p_calm, None, p_starts, p_ends, T, NC,
+        HV, C, LEAST, MOST, "any", PLACES, 1, FETCH_WARPS,
+    )  # fmt: skip
+    while turn < num_items:
+        turn += gl.num_programs(0)
+        next_item, next_row, num, rows = ask(
+            turn, num_items, p_calm, None, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, "any", PLACES, 1
+        )
         i_hv = item % HV
         i_h = i_hv // (HV // H)
         slot = n % STAGES
@@ -94,7 +103,10 @@ def _fetch(
         fetch_tile(t_k, i_h, row, 0, K, bar, s_in.index(slot * PAIR + KEY))
         fetch_tile(t_q, i_h, row, 0, K, bar, s_in.index(slot * PAIR + QUERY))
         n += 1
-        item, row = following, next_row
+        turn, item, row, _ = settle(
+            turn, next_item, next_row, num, rows, num_items, p_calm, None, p_starts, p_ends, T, NC,
+            HV, C, LEAST, MOST, "any", PLACES, 1, FETCH_WARPS,
+        )  # fmt: skip
 
 
 @gluon.jit
@@ -113,6 +125,18 @@ def _used_norms(b_q, b_k, NORMALIZE: gl.constexpr):
 
 
 @gluon.jit
+def _tiles_that_leave(s_rooms):
+    """The parts of t_keys, and of calm chunks one more: each in a room of its own, or all in one, where they take turns with the
+    borders' tiles. There the barriers between the stores also keep the compiler from holding more than fits the registers."""
+    ONE: gl.constexpr = len(s_rooms) == 1
+    NUM: gl.constexpr = s_rooms[0].shape[0] if ONE else len(s_rooms)
+    s_out = (s_rooms[0].index(0),)
+    for i in gl.static_range(1, NUM):
+        s_out = s_out + (s_rooms[0].index(i) if ONE else s_rooms[i].index(0),)  # type: ignore[assignment]  # noqa: RUF005
+    return s_out
+
+
+@gluon.jit
 def _bounded_tiles(b_q, b_k, b_erase, b_cum, b_count, s_out, p_start, p_end, o_slot, C: gl.constexpr):
     """Decays from the chunk's middle (`bounded_decays`): the four tiles that are kept, the chunk's start and end."""
     b_token = gl.arange(0, C, gl.SliceLayout(0, b_q.type.layout))[None, :]
@@ -125,10 +149,10 @@ def _bounded_tiles(b_q, b_k, b_erase, b_cum, b_count, s_out, p_start, p_end, o_s
     b_back = ((gl.exp2(-b_broken).to(gl.int32, bitcast=True) - b_shift) ^ b_sign).to(gl.float32, bitcast=True)
     gl.store(p_start + o_slot, gl.exp2(b_middle - ROUND) * STATE_UNIT)
     gl.store(p_end + o_slot, gl.sum(gl.where(b_token == C - 1, b_forward, 0.0), 1) * STATE_UNIT)
-    s_out.index(FORWARD).permute((1, 0)).store(rounded(b_forward, s_out.dtype))
-    s_out.index(Q_FORWARD).permute((1, 0)).store(rounded(b_q * b_forward, s_out.dtype))
-    s_out.index(K_FORWARD).permute((1, 0)).store(rounded(b_k * b_erase * b_forward, s_out.dtype))
-    s_out.index(K_BACK).permute((1, 0)).store(rounded(b_k * b_back, s_out.dtype))
+    s_out[FORWARD].permute((1, 0)).store(rounded(b_forward, s_out[0].dtype))
+    s_out[Q_FORWARD].permute((1, 0)).store(rounded(b_q * b_forward, s_out[0].dtype))
+    s_out[K_FORWARD].permute((1, 0)).store(rounded(b_k * b_erase * b_forward, s_out[0].dtype))
+    s_out[K_BACK].permute((1, 0)).store(rounded(b_k * b_back, s_out[0].dtype))
 
 
 @gluon.jit
@@ -146,13 +170,13 @@ def _calm_tiles(b_q, b_k, b_erase, b_cum, b_count, s_out, p_start, p_end, p_calm
     b_end = gl.sum(gl.where(b_token == C - 1, b_forward, 0.0), 1)
     gl.store(p_start + o_slot, gl.zeros_like(b_end) + 1.0)
     gl.store(p_end + o_slot, b_end)
-    gl.store(p_calm + item, gl.min(gl.where(gl.min(b_cum, 0) < -calm_range(s_out.dtype), b_line, C), 0))
-    s_out.index(FORWARD).permute((1, 0)).store(rounded(b_forward, s_out.dtype))
-    s_out.index(Q_FORWARD).permute((1, 0)).store(rounded(b_q * b_forward, s_out.dtype))
-    s_out.index(K_FORWARD).permute((1, 0)).store(rounded(b_k * b_erase * b_forward, s_out.dtype))
+    gl.store(p_calm + item, gl.min(gl.where(gl.min(b_cum, 0) < -calm_range(s_out[0].dtype), b_line, C), 0))
+    s_out[FORWARD].permute((1, 0)).store(rounded(b_forward, s_out[0].dtype))
+    s_out[Q_FORWARD].permute((1, 0)).store(rounded(b_q * b_forward, s_out[0].dtype))
+    s_out[K_FORWARD].permute((1, 0)).store(rounded(b_k * b_erase * b_forward, s_out[0].dtype))
     b_inverse *= b_k
-    s_out.index(K_INVERSE).permute((1, 0)).store(rounded(b_inverse, s_out.dtype))
-    s_out.index(K_BACK).permute((1, 0)).store(rounded(b_inverse * b_end[:, None], s_out.dtype))
+    s_out[K_INVERSE].permute((1, 0)).store(rounded(b_inverse, s_out[0].dtype))
+    s_out[K_BACK].permute((1, 0)).store(rounded(b_inverse * b_end[:, None], s_out[0].dtype))
 
 
 @gluon.jit
@@ -162,12 +186,12 @@ def _unbounded_tiles(
     """Decays from the chunk's start and to its end: three tiles, or the last alone where the others are written already. b_last is
     the sign of Gamma [BK], signs are in q and k too."""
     b_token = gl.arange(0, C, gl.SliceLayout(0, b_q.type.layout))[None, :]
-    s_out.index(K_BACK).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_to_end * b_last[:, None], s_out.dtype))
+    s_out[K_BACK].permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_to_end * b_last[:, None], s_out[0].dtype))
     if fresh:
         gl.store(p_start + o_slot, gl.zeros_like(b_last) + 1.0)
         gl.store(p_end + o_slot, gl.sum(gl.where(b_token == C - 1, b_gamma, 0.0), 1) * b_last)
-        s_out.index(Q_FORWARD).permute((1, 0)).store(rounded(b_q.to(gl.float32) * b_gamma, s_out.dtype))
-        s_out.index(K_FORWARD).permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_erase * b_gamma, s_out.dtype))
+        s_out[Q_FORWARD].permute((1, 0)).store(rounded(b_q.to(gl.float32) * b_gamma, s_out[0].dtype))
+        s_out[K_FORWARD].permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_erase * b_gamma, s_out[0].dtype))
 
 
 @gluon.jit
@@ -214,9 +238,9 @@ def _border_products(
             b_high, b_low, s_M.index(BORDERS + LEVELS - BASE), s_M.index(BORDERS + LEVELS - BASE + 1), BK, C
         )
         s_query, s_row, s_key = s_out.index(Q_FORWARD), s_out.index(K_FORWARD), s_out.index(K_BACK)
-        s_query.permute((1, 0)).store(rounded(b_q.to(gl.float32) * b_forward, s_out.dtype))
-        s_row.permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_erase * b_forward, s_out.dtype))
-        s_key.permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_back, s_out.dtype))
+        s_query.permute((1, 0)).store(rounded(b_q.to(gl.float32) * b_forward, s_M.dtype))
+        s_row.permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_erase * b_forward, s_M.dtype))
+        s_key.permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_back, s_M.dtype))
         gl.thread_barrier()
         b_query_key, b_key_key = _pair_products(s_query, (s_key, s_row), Q, C)
         m_pairs = (b_row > b_column) & ((b_row >> BASE) == (b_column >> BASE))
@@ -229,9 +253,9 @@ def _border_products(
         b_sums = span_sums(b_high, b_low, s_M.index(BORDERS + gl.minimum(shift + 1, LEVELS - 1) - BASE), BK, C)
         turn = shift % TURNS * PAIR
         s_query, s_key = s_out.index(turn + QUERY), s_out.index(turn + KEY)
-        s_query.permute((1, 0)).store(rounded(b_q.to(gl.float32) * b_decay, s_out.dtype))
+        s_query.permute((1, 0)).store(rounded(b_q.to(gl.float32) * b_decay, s_M.dtype))
         b_row_erase = gl.where((b_token >> shift) % 2 == 1, b_erase, 1.0)  # right of a border a key is a row of G
-        s_key.permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_row_erase * b_decay, s_out.dtype))
+        s_key.permute((1, 0)).store(rounded(b_k.to(gl.float32) * b_row_erase * b_decay, s_M.dtype))
         gl.thread_barrier()  # this border's tiles are written, and the last but one's used up
         b_query_key, b_key_key = _pair_products(s_query, (s_key, s_key), Q, C)
         m_pairs = across_border(b_row, b_column, shift)
@@ -244,7 +268,7 @@ def _border_products(
 @gluon.jit
 def _run(
     p_beta, p_sign, p_erase, p_A_log, p_dt_bias, t_keys, p_A, p_G, p_rho, p_norms, p_start, p_end,
-    p_calm, p_starts, p_ends, s_in, s_g, s_out, s_M, s_lines, ready, free, num_chunks, ROWS, T, NC, scale,
+    p_calm, p_starts, p_ends, s_in, s_g, s_rooms, s_M, s_lines, ready, free, num_chunks, ROWS, T, NC, scale,
     HV: gl.constexpr, K: gl.constexpr, BK: gl.constexpr, C: gl.constexpr,
     GATE: gl.constexpr, SIGNED: gl.constexpr, ERASE: gl.constexpr,
     HAS_A_LOG: gl.constexpr, HAS_DT_BIAS: gl.constexpr, NORMALIZE: gl.constexpr, BETA_RANGE: gl.constexpr,
@@ -252,9 +276,10 @@ def _run(
     SPLIT_A: gl.constexpr,
 ):  # fmt: skip
     """The warps that compute."""
-    DT: gl.constexpr = s_out.dtype
+    DT: gl.constexpr = s_M.dtype
     CALM: gl.constexpr = LEAST > 0
     BORDERED: gl.constexpr = not BOUNDED and not CALM
+    WARPS: gl.constexpr = warps_of(BK)
     P: gl.constexpr = product(BK, C)
     Q: gl.constexpr = by_pairs(BK)
     R: gl.constexpr = by_rows(BK, BK)
@@ -262,6 +287,7 @@ def _run(
     by_channel: gl.constexpr = gl.SliceLayout(1, P)
     by_row: gl.constexpr = gl.SliceLayout(1, R)
     TILES: gl.constexpr = NUM_KEYS - 1 if BORDERED else NUM_KEYS  # without forward
+    s_out = _tiles_that_leave(s_rooms)
     b_from = gl.arange(0, C, gl.SliceLayout(1, Q))[:, None]
     b_to = gl.arange(0, C, gl.SliceLayout(0, Q))[None, :]
     if not BORDERED:
@@ -275,15 +301,17 @@ def _run(
     num_lines = ROWS.to(gl.int64) * HV
     n = 0
     num_items = num_chunks * HV
-    item, begin, num = next_item(
-        gl.program_id(0), num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, "any", PLACES, 1
+    turn = gl.program_id(0)
+    item, begin, num, rows = ask(
+        turn, num_items, p_calm, None, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, "any", PLACES, 1
     )
-    while item < num_items:
+    turn, item, begin, num = settle(
+        turn, item, begin, num, rows, num_items, p_calm, None, p_starts, p_ends, T, NC,
+        HV, C, LEAST, MOST, "any", PLACES, 1, WARPS,
+    )  # fmt: skip
+    while turn < num_items:
         chunk, i_hv = item // HV, item % HV
         slot, row = n % STAGES, chunk * C
-        following, next_begin, next_num = next_item(
-            item + gl.num_programs(0), num_items, p_calm, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, "any", PLACES, 1
-        )  # loaded a chunk ahead of its use
         calm_rows = 0
         if BORDERED:
             calm_rows = gl.load(p_calm + item)  # what there is of them is written already
@@ -303,7 +331,7 @@ def _run(
         clear_behind(s_in, slot * PAIR, PAIR, num, R, PLACES)
 
         # the gates, and their sums over tokens
-        b_g = finite_gate(s_g.index(slot).permute((1, 0)).load(P).to(gl.float32), GATE)
+        b_g = finite_gate(as_float(s_g.index(slot).permute((1, 0)).load(P)), GATE)
         b_log, b_negative = log_gate(b_g, b_rate, b_bias, GATE, False)
         b_log = held_log(b_log, DT)
         if SIGNED == "given":
@@ -325,11 +353,11 @@ def _run(
         b_q = as_float(s_in.index(slot * PAIR + QUERY).load(R))
         b_k = as_float(s_in.index(slot * PAIR + KEY).load(R))
         b_inverse, b_power, b_norm2 = _used_norms(b_q, b_k, NORMALIZE)
-        s_lines.index(Q_LENGTH).store(b_inverse * scale)
-        s_lines.index(K_POWER).store(b_power)
+        s_lines[Q_LENGTH].store(b_inverse * scale)
+        s_lines[K_POWER].store(b_power)
         if BORDERED:
             b_q = as_rounded(b_q * (b_inverse * scale)[:, None], DT)
-            s_lines.index(DIAGONAL).store(gl.sum(b_q * b_k, 1) * b_power)
+            s_lines[DIAGONAL].store(gl.sum(b_q * b_k, 1) * b_power)
         b_rho = b_beta / b_norm2
         if not ERASE:
             b_rho = learning_rate(b_beta, BETA_RANGE) / b_norm2
@@ -349,9 +377,9 @@ def _run(
         else:
             b_cum, b_count = warpgroup_mma_wait(0, deps=[b_cum, b_count])
         b_q = as_float(s_in.index(slot * PAIR + QUERY).permute((1, 0)).load(P))
-        b_q *= s_lines.index(Q_LENGTH).load(by_token)[None, :]
+        b_q *= s_lines[Q_LENGTH].load(by_token)[None, :]
         b_k = as_float(s_in.index(slot * PAIR + KEY).permute((1, 0)).load(P))
-        b_k *= s_lines.index(K_POWER).load(by_token)[None, :]
+        b_k *= s_lines[K_POWER].load(by_token)[None, :]
         o_slot = gl.cast(item, gl.int64) * BK + b_channel
         if BOUNDED:
             _bounded_tiles(as_rounded(b_q, DT), b_k, b_erase, b_cum, b_count, s_out, p_start, p_end, o_slot, C)
@@ -365,26 +393,32 @@ def _run(
                 b_sign = gl.where(b_count.to(gl.int32) % 2 == 1, -1.0, 1.0)
                 b_q, b_k = b_q * b_sign, b_k * b_sign  # a pair's sign is the product of both
                 b_last = gl.sum(gl.where(b_token == C - 1, b_sign, 0.0), 1)
-            b_diagonal = s_lines.index(DIAGONAL).load(gl.SliceLayout(1, Q))
+            b_diagonal = s_lines[DIAGONAL].load(gl.SliceLayout(1, Q))
             b_q, b_k = rounded(b_q, DT), rounded(b_k, DT)  # a key in bfloat16 times a power of two is as it was
-            b_A, b_G = _border_products(b_q, b_k, b_erase, b_high, b_low, b_diagonal, s_out, s_M, Q, C, LEVELS, BASE)
+            b_A, b_G = _border_products(
+                b_q, b_k, b_erase, b_high, b_low, b_diagonal, s_rooms[0], s_M, Q, C, LEVELS, BASE
+            )
             b_gamma = span_sums(b_high, b_low, s_M.index(THROUGH), BK, C)
             b_to_end = span_sums(b_high, b_low, s_M.index(AFTER), BK, C)
             b_gamma, b_to_end = warpgroup_mma_wait(0, deps=[b_gamma, b_to_end])
             b_gamma, b_to_end = gl.exp2(b_gamma), gl.exp2(b_to_end)
             gl.thread_barrier()  # the borders' tiles are used up
             _unbounded_tiles(b_q, b_k, b_erase, b_gamma, b_to_end, b_last, fresh, s_out, p_start, p_end, o_slot, C)
+        turn += gl.num_programs(0)
+        next_item, next_begin, next_num, next_rows = ask(
+            turn, num_items, p_calm, None, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, "any", PLACES, 1
+        )
         fence_async_shared()
         gl.thread_barrier()  # the tiles are written, and q, k and g used up
         mbarrier.arrive(free.index(slot), count=USED_ARRIVE)
         for i in gl.static_range(TILES):
             if fresh or i == K_BACK:
-                send_tile(t_keys, i_hv, i * ROWS + row, 0, K, s_out.index(i))
+                send_tile(t_keys, i_hv, i * ROWS + row, 0, K, s_out[i])
 
         # the products of tokens with tokens
         if not BORDERED:
-            s_key = s_out.index(K_INVERSE if CALM else K_BACK)
-            b_A, b_G = _pair_products(s_out.index(Q_FORWARD), (s_key, s_out.index(K_FORWARD)), Q, C)
+            s_key = s_out[K_INVERSE if CALM else K_BACK]
+            b_A, b_G = _pair_products(s_out[Q_FORWARD], (s_key, s_out[K_FORWARD]), Q, C)
         o_A = ((row + b_from).to(gl.int64) * HV + i_hv) * C + b_to
         m_rows = None
         if BORDERED:
@@ -394,7 +428,10 @@ def _run(
         if SPLIT_A:
             gl.store(p_A + A_LOW * num_lines * C + o_A, (b_A - b_A.to(DT).to(gl.float32)).to(DT), mask=m_rows)
         gl.store(p_G + o_A, gl.where(b_from > b_to, b_G, 0.0), mask=m_rows)
-        item, begin, num = following, next_begin, next_num
+        turn, item, begin, num = settle(
+            turn, next_item, next_begin, next_num, next_rows, num_items, p_calm, None, p_starts, p_ends, T, NC,
+            HV, C, LEAST, MOST, "any", PLACES, 1, WARPS,
+        )  # fmt: skip
         n += 1
     tma.store_wait(0)
 
@@ -447,21 +484,20 @@ def hopper_intra_kernel(
     """What of a chunk does not depend on the state."""
     ready, free = barriers(STAGES, TILES_ARRIVE, 1)
     DT: gl.constexpr = t_keys.dtype
-    s_in, s_g, s_out = (
-        room(STAGES * PAIR, C, BK, DT),
-        room(STAGES, C, BK, t_g.dtype),
-        room(K_INVERSE + 1 if LEAST > 0 else NUM_KEYS, C, BK, DT),
-    )
+    s_in, s_g = room(STAGES * PAIR, C, BK, DT), room(STAGES, C, BK, t_g.dtype)
+    s_rooms = (room(NUM_KEYS, C, BK, DT),)
+    if BOUNDED or LEAST > 0:
+        s_rooms = rooms(K_INVERSE + (LEAST > 0), 1, C, BK, DT)
     GATE_BYTES: gl.constexpr = t_g.dtype.primitive_bitwidth // 8
     s_M = room(1 if BOUNDED or LEAST > 0 else BORDERS + LEVELS + (2 - BASE if BASE > 0 else 0), C, C, DT)
-    s_lines = lines(LINES, C)
+    s_lines = lines_apart(LINES, C)
     gl.warp_specialize(
         [
             (
                 _run,
                 (
                     p_beta, p_sign, p_erase, p_A_log, p_dt_bias, t_keys, p_A, p_G, p_rho, p_norms, p_start, p_end,
-                    p_calm, p_starts, p_ends, s_in, s_g, s_out, s_M, s_lines, ready, free, num_chunks, ROWS, T, NC, scale,
+                    p_calm, p_starts, p_ends, s_in, s_g, s_rooms, s_M, s_lines, ready, free, num_chunks, ROWS, T, NC, scale,
                     HV, K, BK, C, GATE, SIGNED, ERASE, HAS_A_LOG, HAS_DT_BIAS, NORMALIZE, BETA_RANGE, LEVELS, BASE, BOUNDED,
                     LEAST, MOST, PLACES, SPLIT_A,
                 ),

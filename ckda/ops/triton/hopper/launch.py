@@ -9,7 +9,7 @@ from torch import Tensor
 from ckda.ops.triton.hopper import BV, MAX_WIDTH, NARROW, WARP_ROWS, tried
 from ckda.ops.triton.hopper.begins import begins_kernel
 from ckda.ops.triton.hopper.reach import reach_kernel
-from ckda.ops.triton.launch import Launch, aligned, contiguous, gate_arguments
+from ckda.ops.triton.launch import Launch, aligned, contiguous, gate_arguments, power_of_two
 from ckda.ops.triton.plan import Passed, Plan, Work, gradient_outputs
 from ckda.ops.triton.portable import launch as portable
 
@@ -27,6 +27,7 @@ __all__ = ["gradients", "intra", "reverse", "states"]
 # registers a thread, so that more programs than one fit on a multiprocessor; NARROW: heads of up to so many channels
 INTRA_REGISTERS, NARROW_INTRA_REGISTERS, PAIR_REGISTERS = 80, 64, 128
 WIDE_INTRA_REGISTERS = 96  # one program of 16 warps that compute
+BEGIN_HEADS = 16  # of whose chunks one program looks at the first token: some thousands of gates
 PASS_WARPS = BV // WARP_ROWS
 BASE = (
     3  # log2 of the blocks within which unbounded gates are taken from the middle, in the forward pass and in bfloat16
@@ -126,8 +127,10 @@ def begins(w: Work) -> list[Launch]:
         "C": p.C,
         "BK": p.width,
         "PACKED": p.packed,
+        "HEADS": min(BEGIN_HEADS, power_of_two(p.HV)),
     }
-    return [Launch(begins_kernel, (p.slots, p.HV), arguments, num_warps=1)]
+    grid = (p.slots, -(-p.HV // arguments["HEADS"]))
+    return [Launch(begins_kernel, grid, arguments, num_warps=4)]
 
 
 def intra(w: Work, G: Tensor) -> list[Launch]:
@@ -297,14 +300,18 @@ def _kinds(p: Plan, share: dict[str, Any]) -> list[str]:
 def _gradient(w: Work, o: Tensor, do: Tensor, passed: Passed, out: dict[str, Any], share: dict[str, Any]) -> Launch:
     """One program a multiprocessor, or two where heads have up to 64 channels. Calm chunks go from the decayed tiles that the
     forward pass left, as all do where gates are bounded."""
-    call, p, x, _ = w
+    call, p, x, where = w
     tiles = p.bounded or share["LEAST"] > 0
     width, channels = 64 if p.V <= 64 else 128, min(p.width, MAX_WIDTH)
     values = {"do": do, "dv": passed.dv, "v": aligned(call.v), "o": aligned(o), "y": x.y}
     raw = {"q": call.q, "k": call.k}
     arguments = _gate_arguments(w) | _place_arguments(w)
     arguments |= {f"t_{name}": _tiles(value, p.C, width) for name, value in values.items()}
-    arguments |= share | {"BOUNDED": tiles}
+    arguments |= share | {"BOUNDED": tiles, "p_sorted": None, "p_counts": where.counts}
+    if (
+        where.sorted is not None
+    ):  # the full chunks are one launch's, the broken ones another's: each has its own side by side
+        arguments |= zip(("p_sorted", "p_starts", "p_ends"), where.sorted.split(p.slots), strict=True)
     arguments |= {f"t_{n}": None if tiles else _tiles(aligned(value), p.C, channels) for n, value in raw.items()}
     arguments |= {
         "t_states": _state_tiles(x.states, width, channels),

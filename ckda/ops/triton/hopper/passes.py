@@ -255,6 +255,7 @@ def _run_states(
     VALUES: gl.constexpr = SUMMARY != "transition"
     STORE_O: gl.constexpr = OUTPUTS and half == 0
     STORE_Y: gl.constexpr = OUTPUTS and half == HALVES - 1
+    LOW: gl.constexpr = gl.float16 == DT  # whether o has the digits for what the state's rounding left
     PENDING: gl.constexpr = 2 if STORE_Y else 0  # tiles on their way, of y, when the state has left
     UNIT: gl.constexpr = _unit(BOUNDED)
     PART: gl.constexpr = 1.0 / (UNIT * UNIT)
@@ -282,7 +283,7 @@ def _run_states(
         if OUTPUTS:
             s_qf = _half(s_q_forward, slot, half, HALVES).permute((1, 0))
             b_o = times(b_high, s_qf, BV, C)
-            if gl.float16 == DT:  # whose outputs have the digits for it
+            if LOW and not STORE_O:
                 b_o = plus(b_o, rest(b_S, b_high), s_qf, BV, C)
             s_S.index(half).store(b_high)
             fence_async_shared()
@@ -297,7 +298,7 @@ def _run_states(
             b_r, b_o = warpgroup_mma_wait(0, deps=[b_r, b_o])
             s_qS.index(step % TURNS).store(b_o)
         else:
-            b_r = warpgroup_mma_wait((2 if gl.float16 == DT else 1) if OUTPUTS else 0, deps=[b_r])
+            b_r = warpgroup_mma_wait(1 if OUTPUTS else 0, deps=[b_r])
         if HALVES > 1:
             _hand_over(b_r, s_r, told, step, half)
             b_r = _with_other_half(b_r, s_r, told, step, half)
@@ -309,20 +310,21 @@ def _run_states(
         s_high = s_solver.index(slot).permute((1, 0))
         s_low, s_rest = s_solver_low.index(slot).permute((1, 0)), s_solver_rest.index(slot).permute((1, 0))
         b_y = _times_solver(b_r, s_high, s_low, s_rest, C)
-        b_y = warpgroup_mma_wait(0, deps=[b_y])
+        if LOW and STORE_O:  # begun here, it runs while u is made of y, and not before the solver's products
+            b_o = plus(b_o, rest(b_S, rounded(b_S, DT)), s_qf, BV, C)
+        b_y = warpgroup_mma_wait(1 if LOW and STORE_O else 0, deps=[b_y])
         if gl.float16 == DT:
             b_y *= 1.0 / SOLVER_UNIT
         b_u = b_y * b_rho[None, :]
         b_high = rounded(b_u, DT)
         b_low = rest(b_u, b_high)
         s_kb = _half(s_k_back, slot, half, HALVES)
-        b_added = plus(times(b_high, s_kb, BV, BK), b_low, s_kb, BV, BK)
-        if STORE_O:
-            b_o = warpgroup_mma_wait(2, deps=[b_o])
+        if STORE_O:  # first, so that o is made and stored while the state is summed
             s_A_t = s_A.index(slot).permute((1, 0))
             b_Au = plus(times(b_high, s_A_t, BV, C), b_low, s_A_t, BV, C)
             if SPLIT_A:
                 b_Au = plus(b_Au, b_high, s_A_low.index(slot).permute((1, 0)), BV, C)
+        b_added = plus(times(b_high, s_kb, BV, BK), b_low, s_kb, BV, BK)
         if STORE_Y:
             b_high = rounded(b_y, DT)
             s_y.permute((1, 0)).store(b_high)
@@ -337,7 +339,7 @@ def _run_states(
             b_next = _half(s_decays, slot * DECAYS + NEXT, half, HALVES).load(by_channel)
             b_next = gl.where(step + 1 < num, b_next, 1.0 / UNIT)
         if STORE_O:
-            b_Au = warpgroup_mma_wait(0, deps=[b_Au])
+            b_o, b_Au = warpgroup_mma_wait(2, deps=[b_o, b_Au])
             if HALVES > 1:
                 b_o += s_qS.index(step % TURNS).load(product(BV, C))
             b_o = b_o * PART + b_Au
@@ -345,10 +347,10 @@ def _run_states(
             if PLACES != "whole":  # noqa: SIM102
                 if left < C:
                     _store_part(p_o, b_o, token, i_hv, i_v, left, HV, V, C)
+        b_added = warpgroup_mma_wait(0, deps=[b_added])
         if OUTPUTS:
             fence_async_shared()
-            tma.store_wait(PENDING)
-        b_added = warpgroup_mma_wait(0, deps=[b_added])
+            tma.store_wait(PENDING)  # just before a barrier: else the compiler sets one of its own
         gl.thread_barrier()  # all are done with this chunk's tiles, o is written, and the state has left
         mbarrier.arrive(free.index(slot), count=USED_ARRIVE)
         if STORE_O:
@@ -549,14 +551,14 @@ def _run_gradients(
             if PLACES != "whole":  # noqa: SIM102
                 if left < C:
                     _store_part(p_dv, b_dr, token, i_hv, i_v, left, HV, V, C)
-        if not SUMMARY:
-            fence_async_shared()
-            tma.store_wait(0)
         if BOUNDED:
             b_decay = _half(s_decays, slot * DECAYS + DECAY, half, HALVES).load(by_channel)
             b_next = _half(s_decays, slot * DECAYS + NEXT, half, HALVES).load(by_channel)
             b_next = gl.where(step + 1 < num, b_next, 1.0 / UNIT)
         b_taken = warpgroup_mma_wait(0, deps=[b_taken])
+        if not SUMMARY:
+            fence_async_shared()
+            tma.store_wait(0)
         gl.thread_barrier()  # all are done with this chunk's tiles, dv is written, and dS has left
         mbarrier.arrive(free.index(slot), count=USED_ARRIVE)
         if STORE_DV:

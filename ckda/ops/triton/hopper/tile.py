@@ -40,6 +40,7 @@ __all__ = [
     "across_border",
     "as_float",
     "as_rounded",
+    "ask",
     "barriers",
     "block_decays",
     "by_pairs",
@@ -56,19 +57,24 @@ __all__ = [
     "held_log",
     "left_operand",
     "lines",
-    "next_item",
+    "lines_apart",
+    "no_weaker",
     "plus",
     "product",
     "rest",
     "room",
     "room_for_one",
+    "rooms",
     "rounded",
     "send_state",
     "send_tile",
+    "settle",
     "span_sums",
     "store_spans",
     "tile_layout",
     "times",
+    "turns",
+    "warps_of",
 ]
 
 DT_BYTES = gl.constexpr(2)
@@ -85,12 +91,10 @@ FETCH_REGISTERS = gl.constexpr(
 # arrivals that a barrier waits for: the accelerator's bytes are one; where lines come too, so are the copies of 32 threads
 TILES_ARRIVE, LINES_ARRIVE = gl.constexpr(1), gl.constexpr(33)
 USED_ARRIVE = gl.constexpr(1)  # that tiles are used up is said once, by each part of a program that uses them
-BLOCK_LOG = gl.constexpr(
-    -28.0
-)  # a gate below 2^-28 counts as that within its block: four of them leave room for q in bfloat16
 # by how much, as a log2, a calm chunk decays at most: decays from the chunk's start, and their inverses, then have the range of
 # operands
 CALM_BF16, CALM_FP16 = gl.constexpr(100.0), gl.constexpr(4.0)
+AHEAD = gl.constexpr(64)  # turns that a program looks at together, where it skips those of another launch
 LEAST_LOG = gl.constexpr(-256.0)  # the log2 of a decay that is zero in float32, and that float16 holds
 
 
@@ -137,6 +141,18 @@ def by_warps(C, BK):
 def fetch_layout():
     """The layout of a line in the warp that fetches."""
     return gl.BlockedLayout([1], [32], [FETCH_WARPS.value], [0])
+
+
+@gluon.constexpr_function
+def ahead_layout(warps):
+    """The layout of AHEAD turns of which every warp has all."""
+    return gl.BlockedLayout([AHEAD.value // 32], [32], [warps], [0])
+
+
+@gluon.constexpr_function
+def warps_of(BK):
+    """The warps that compute a product of that many rows."""
+    return BK // WARP_ROWS
 
 
 @gluon.constexpr_function
@@ -274,6 +290,25 @@ def room_for_one(rows: gl.constexpr, columns: gl.constexpr, dtype: gl.constexpr)
 
 
 @gluon.jit
+def rooms(n: gl.constexpr, tiles: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr, dtype: gl.constexpr):
+    """n rooms apart from each other, each for some tiles. Between two stores into one room, whichever its tiles, the compiler sets
+    a barrier; between stores into rooms apart it does not."""
+    apart = (room(tiles, rows, columns, dtype),)
+    for _ in gl.static_range(n - 1):
+        apart = apart + (room(tiles, rows, columns, dtype),)  # type: ignore[assignment]  # noqa: RUF005
+    return apart
+
+
+@gluon.jit
+def lines_apart(n: gl.constexpr, length: gl.constexpr):
+    """The same of lines, one each."""
+    apart = (lines(1, length).index(0),)
+    for _ in gl.static_range(n - 1):
+        apart = apart + (lines(1, length).index(0),)  # type: ignore[assignment]  # noqa: RUF005
+    return apart
+
+
+@gluon.jit
 def lines(n: gl.constexpr, length: gl.constexpr):
     """Room for n lines of float32: one number a token, or a channel."""
     return gl.allocate_shared_memory(gl.float32, [n, length], gl.SwizzledSharedLayout(1, 1, 1, [0]))
@@ -314,6 +349,20 @@ def span_sums(b_high, b_low, s_M, rows: gl.constexpr, columns: gl.constexpr):
 
 
 @gluon.jit
+def no_weaker(b_high, b_low):
+    """high + low, or -28 (0xC1E0) where high is less: two numbers of bfloat16 an instruction. NaN stays NaN."""
+    return gl.inline_asm_elementwise(
+        "{.reg .b32 least, same; mov.b32 least, 0xC1E0C1E0; max.NaN.bf16x2 $0, $2, least; "
+        "set.eq.bf16x2.bf16x2 same, $0, $2; mul.bf16x2 $1, $3, same;}",
+        "=&r,=&r,r,r",
+        [b_high, b_low],
+        dtype=(gl.bfloat16, gl.bfloat16),
+        is_pure=True,
+        pack=2,
+    )
+
+
+@gluon.jit
 def block_decays(b_high, b_low, s_block, s_middle, BK: gl.constexpr, C: gl.constexpr):
     """|gamma_i / gamma_m| and its inverse [BK, C], m the middle of i's block: a pair's decay in one block is a product of two.
     high + low is log2|alpha|.
@@ -322,9 +371,7 @@ def block_decays(b_high, b_low, s_block, s_middle, BK: gl.constexpr, C: gl.const
     blocks of 8 tokens bfloat16 has the range for gates of at least 2^-28, and weaker ones count as that: what they let through is
     less than float32's rounding of what they take away.
     """
-    m_weak = b_high.to(gl.float32) < BLOCK_LOG
-    b_high = gl.where(m_weak, BLOCK_LOG, b_high.to(gl.float32)).to(b_high.dtype)
-    b_low = gl.where(m_weak, 0.0, b_low.to(gl.float32)).to(b_low.dtype)
+    b_high, b_low = no_weaker(b_high, b_low)
     b_cum = span_sums(b_high, b_low, s_block, BK, C)
     b_middle = span_sums(b_high, b_low, s_middle, BK, C)
     b_cum, b_middle = warpgroup_mma_wait(0, deps=[b_cum, b_middle])
@@ -361,31 +408,83 @@ def chunk_place(chunk, p_starts, p_ends, T, NC, C: gl.constexpr, PLACES: gl.cons
 
 
 @gluon.jit
-def next_item(
-    item, num_items, p_calm, p_starts, p_ends, T, NC,
+def turns(
+    num_chunks, p_counts, T, NC, HV: gl.constexpr, C: gl.constexpr, WHICH: gl.constexpr, PLACES: gl.constexpr, HALVES: gl.constexpr
+):  # fmt: skip
+    """The first and the end of the turns in which a launch takes its items: chunks that are "full", "broken" or any, of all heads
+    and halves. Where sequences are packed and p_counts is given, full chunks come first and those that nobody needs last."""
+    first, end = 0, num_chunks
+    if p_counts is not None:
+        if WHICH == "broken":
+            first = gl.load(p_counts)
+        end = gl.load(p_counts + (0 if WHICH == "full" else 1))
+    elif WHICH == "full":
+        end = num_chunks // NC * (T // C)
+    elif WHICH == "broken":
+        end = num_chunks // NC
+    return first * (HV * HALVES), end * (HV * HALVES)
+
+
+@gluon.jit
+def ask(
+    turn, end, p_calm, p_sorted, p_starts, p_ends, T, NC,
     HV: gl.constexpr, C: gl.constexpr, LEAST: gl.constexpr, MOST: gl.constexpr, WHICH: gl.constexpr, PLACES: gl.constexpr,
     HALVES: gl.constexpr,
 ):  # fmt: skip
-    """The first item of this program, from this one on, whose chunk is this launch's: LEAST to MOST of its rows are calm, and it is
-    "full", "broken" or any; and where its chunk lies. Beyond the last item: anywhere."""
-    last = num_items - 1
-    begin, num = chunk_place(gl.minimum(item, last) // (HV * HALVES), p_starts, p_ends, T, NC, C, PLACES)
-    if LEAST > 0 or MOST < C or WHICH != "any":
-        looking = True & (item < num_items)
-        while looking:
-            looking = item < 0  # false, as a number of the run time
-            if LEAST > 0 or MOST < C:
-                rows = gl.load(p_calm + item // HALVES)
-                looking |= (rows < LEAST) | (rows > MOST)
-            if WHICH == "full":
-                looking |= num < C
-            if WHICH == "broken":
-                looking |= num == C
-            if looking:
-                item += gl.num_programs(0)
-                begin, num = chunk_place(gl.minimum(item, last) // (HV * HALVES), p_starts, p_ends, T, NC, C, PLACES)
-            looking &= item < num_items
-    return item, begin, num
+    """The item of a turn, where its chunk lies, and how many of its rows are calm where that matters; beyond the end: anything.
+
+    These are loads: asked some time before :func:`settle` looks at them, they are not waited for.
+    """
+    ITEMS: gl.constexpr = HV * HALVES
+    at = gl.maximum(gl.minimum(turn, end - 1), 0)
+    place = at // ITEMS
+    chunk, item = place, turn
+    if p_sorted is not None:
+        chunk = gl.load(p_sorted + place)
+        item = chunk * ITEMS + at % ITEMS
+    elif WHICH == "full" and PLACES == "ragged":
+        chunk = place // (T // C) * NC + place % (T // C)
+        item = chunk * ITEMS + at % ITEMS
+    elif WHICH == "broken" and PLACES == "ragged":
+        chunk = place * NC + NC - 1
+        item = chunk * ITEMS + at % ITEMS
+    begin, num = chunk_place(place if PLACES == "packed" else chunk, p_starts, p_ends, T, NC, C, PLACES)
+    if WHICH == "full":
+        num = C
+    rows = 0
+    if LEAST > 0 or MOST < C:
+        rows = gl.load(p_calm + (chunk * ITEMS + at % ITEMS) // HALVES)
+    return item, begin, num, rows
+
+
+@gluon.jit
+def settle(
+    turn, item, begin, num, rows, end, p_calm, p_sorted, p_starts, p_ends, T, NC,
+    HV: gl.constexpr, C: gl.constexpr, LEAST: gl.constexpr, MOST: gl.constexpr, WHICH: gl.constexpr, PLACES: gl.constexpr,
+    HALVES: gl.constexpr, WARPS: gl.constexpr,
+):  # fmt: skip
+    """The first turn of this program, from this one on, whose chunk is this launch's, as LEAST to MOST of its rows are calm; its
+    item, and where the chunk lies. Beyond the end: anything. What :func:`ask` found for the turn is given.
+
+    A program may have a hundred turns of which none is its launch's, so it looks at AHEAD of them together, each warp by itself.
+    """
+    if LEAST > 0 or MOST < C:  # noqa: SIM102
+        if (turn < end) & ((rows < LEAST) | (rows > MOST)):
+            turn += gl.num_programs(0)
+            b_ahead = gl.arange(0, AHEAD, ahead_layout(WARPS))
+            found = AHEAD
+            while found == AHEAD:
+                b_turn = turn + b_ahead * gl.num_programs(0)
+                _, _, _, b_rows = ask(
+                    b_turn, end, p_calm, p_sorted, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, WHICH, PLACES, HALVES
+                )
+                m_other = (b_turn < end) & ((b_rows < LEAST) | (b_rows > MOST))
+                found = gl.min(gl.where(m_other, AHEAD, b_ahead), 0)
+                turn += found * gl.num_programs(0)
+            item, begin, num, _ = ask(
+                turn, end, p_calm, p_sorted, p_starts, p_ends, T, NC, HV, C, LEAST, MOST, WHICH, PLACES, HALVES
+            )
+    return turn, item, begin, num
 
 
 @gluon.jit

@@ -71,6 +71,8 @@ def places_kernel(
     p_ends,  # out int32 [NC] end of its tokens; its start for a chunk that nobody needs
     p_first,  # out int32 [N] first chunk of each sequence
     p_order,  # out int32 [N] the sequences, the longest first and equal ones as they lie
+    p_sorted,  # out int32 [3, NC] the chunks, full ones first and those that nobody needs last; and their first tokens and ends
+    p_counts,  # out int32 [2] how many of them are full, and how many are needed
     N,
     NC,
     C: tl.constexpr,
@@ -83,7 +85,9 @@ def places_kernel(
     b_slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b_start = tl.zeros([BLOCK], tl.int32)
     b_end = tl.zeros([BLOCK], tl.int32)
+    b_sorted = tl.zeros([BLOCK], tl.int32)  # how many of its kind are before it
     before = tl.zeros([], tl.int32)  # chunks of the sequences before
+    full = tl.zeros([], tl.int32)  # and how many of them are full
     m_some = b_slot < N  # as a sequence
     b_length = tl.load(p_cu_seqlens + b_slot + 1, mask=m_some, other=0).to(tl.int32)
     b_length -= tl.load(p_cu_seqlens + b_slot, mask=m_some, other=0).to(tl.int32)
@@ -101,6 +105,14 @@ def places_kernel(
         b_start += tl.sum(tl.where(m_own, b_place, 0), 1)
         b_end += tl.sum(tl.where(m_own, tl.minimum(b_place + C, b_stop[None, :]), 0), 1)
         before += tl.sum(b_num, 0)
+        b_num_full = (b_stop - b_begin) // C
+        b_full_before = full + tl.cumsum(b_num_full, 0) - b_num_full
+        full += tl.sum(b_num_full, 0)
+        b_within = b_slot[:, None] - b_first[None, :]
+        b_kind_before = tl.where(
+            b_within < b_num_full[None, :], b_full_before[None, :] + b_within, (b_first - b_full_before)[None, :]
+        )
+        b_sorted += tl.sum(tl.where(m_own, b_kind_before, 0), 1)
         b_other = (b_stop - b_begin)[None, :]
         m_equal = (b_other == b_length[:, None]) & (b_n[None, :] < b_slot[:, None])
         m_before = (b_n < N)[None, :] & ((b_other > b_length[:, None]) | m_equal)
@@ -108,6 +120,12 @@ def places_kernel(
     tl.store(p_order + b_rank, b_slot, mask=m_some)
     tl.store(p_starts + b_slot, b_start, mask=b_slot < NC)
     tl.store(p_ends + b_slot, b_end, mask=b_slot < NC)
+    b_sorted = tl.where(b_slot < before, tl.where(b_end - b_start == C, b_sorted, full + b_sorted), b_slot)
+    tl.store(p_sorted + b_sorted, b_slot, mask=b_slot < NC)
+    tl.store(p_sorted + NC + b_sorted, b_start, mask=b_slot < NC)
+    tl.store(p_sorted + 2 * NC + b_sorted, b_end, mask=b_slot < NC)
+    tl.store(p_counts, full)
+    tl.store(p_counts + 1, before)
 
 
 @triton.jit

@@ -90,6 +90,8 @@ def places(w: Work) -> list[Launch]:
         "p_ends": where.ends,
         "p_first": where.first,
         "p_order": where.order,
+        "p_sorted": where.sorted,
+        "p_counts": where.counts,
         "N": p.N,
         "NC": p.NC,
         "C": p.C,
