@@ -88,7 +88,6 @@ def reverse_kernel(
     STORE_DUY: tl.constexpr,
     SUMMARY: tl.constexpr,
     BOUNDED: tl.constexpr,
-    SPLIT: tl.constexpr,
     DOT: tl.constexpr,
     PACKED: tl.constexpr,
 ):
@@ -130,10 +129,8 @@ def reverse_kernel(
         b_q_forward = tl.load(p_q_forward + o_key + b_key_offset, mask=m_key, other=0.0)
         b_A = tl.load(p_A + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
         b_solver = tl.load(p_solver + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
-        b_solver_low, b_solver_rest = b_solver, b_solver
-        if SPLIT:
-            b_solver_low = tl.load(p_solver_low + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
-            b_solver_rest = tl.load(p_solver_rest + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
+        b_solver_low = tl.load(p_solver_low + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
+        b_solver_rest = tl.load(p_solver_rest + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
         b_do = tl.load(p_do + o_value + b_value_offset, mask=m_out, other=0.0)
         b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
         b_decay = tl.load((p_start if BOUNDED else p_end) + o_decay, mask=m_channel, other=1.0)

@@ -477,7 +477,7 @@ def state_kernel(
     p_first,  # [N] first chunk of each sequence, packed only
     p_o,  # out [B * T, HV, V]; this and the next three where SUMMARY is "none"
     p_y,  # out [B * T, HV, V]
-    p_y_low,  # out [B * T, HV, V] what its rounding left, where SPLIT
+    p_y_low,  # out [B * T, HV, V] what its rounding left
     p_states,  # out [B * NC, HV, V, K] gamma_a times the state at each chunk's start, in units twice
     p_final,  # out float32 [N, HV, K, V], where STORE_FINAL
     T,
@@ -495,7 +495,6 @@ def state_kernel(
     STORE_FINAL: tl.constexpr,
     SUMMARY: tl.constexpr,
     BOUNDED: tl.constexpr,
-    SPLIT: tl.constexpr,
     DOT: tl.constexpr,
     PACKED: tl.constexpr,
 ):
@@ -540,10 +539,8 @@ def state_kernel(
         b_k_forward = tl.load(p_k_forward + o_key + b_key_offset, mask=m_key, other=0.0)
         b_k_back = tl.load(p_k_back + o_key + b_key_offset, mask=m_key, other=0.0)
         b_solver = tl.load(p_solver + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
-        b_solver_low, b_solver_rest = b_solver, b_solver
-        if SPLIT:
-            b_solver_low = tl.load(p_solver_low + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
-            b_solver_rest = tl.load(p_solver_rest + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
+        b_solver_low = tl.load(p_solver_low + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
+        b_solver_rest = tl.load(p_solver_rest + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
         b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
         b_end = tl.load(p_end + o_decay, mask=m_channel, other=1.0)
         o_decay += HV * K
@@ -562,9 +559,8 @@ def state_kernel(
             tl.store(p_states + o_slot + b_slot_offset, operand(b_S, DOT), mask=m_state)
             b_y_high = operand(b_y, DOT)
             tl.store(p_y + o_value + b_value_offset, b_y_high, mask=m_out)
-            if SPLIT:
-                b_y_low = operand(b_y - b_y_high.to(tl.float32), DOT)
-                tl.store(p_y_low + o_value + b_value_offset, b_y_low, mask=m_out)
+            b_y_low = operand(b_y - b_y_high.to(tl.float32), DOT)
+            tl.store(p_y_low + o_value + b_value_offset, b_y_low, mask=m_out)
             b_q_forward = tl.load(p_q_forward + o_key + b_key_offset, mask=m_key, other=0.0)
             b_A = tl.load(p_A + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
             b_o = dot(b_S, tl.trans(b_q_forward), DOT) * part + dot_left_split(b_u, tl.trans(b_A), DOT)
