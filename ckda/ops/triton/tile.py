@@ -33,6 +33,7 @@ __all__ = [
     "power_of",
     "reciprocal",
     "right_of_border",
+    "rounded_product",
     "signs_through",
     "sums_from",
     "token_sums",
@@ -106,6 +107,18 @@ def reciprocal(b_x):
     else:
         return tl.inline_asm_elementwise(
             "rcp.approx.ftz.f32 $0, $1;", "=f,f", [b_x], dtype=tl.float32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
+def rounded_product(b_x, b_y):
+    """x y as a number of its own: the compiler would compute what is left of it when it is rounded to fewer digits from the product
+    before its rounding, and the sum of both parts would be another number than what is stored."""
+    if INTERPRETED:
+        return b_x * b_y
+    else:
+        return tl.inline_asm_elementwise(
+            "mul.rn.f32 $0, $1, $2;", "=f,f,f", [b_x, b_y], dtype=tl.float32, is_pure=True, pack=1
         )
 
 

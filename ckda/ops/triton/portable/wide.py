@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ckda.ops.triton.portable.forward import sequence_place, state_place
-from ckda.ops.triton.tile import STATE_UNIT, dot
+from ckda.ops.triton.tile import STATE_UNIT, dot, rounded_product
 
 __all__ = ["BLOCK", "wide_reverse_kernel", "wide_state_kernel"]
 
@@ -122,8 +122,6 @@ def wide_state_kernel(
     o_decay = (first * HV + i_hv) * K + b_channel
     unit: tl.constexpr = STATE_UNIT if BOUNDED else 1.0
     part: tl.constexpr = 1.0 / (unit * unit)
-    if BOUNDED:  # the loop carries S*
-        b_S *= (tl.load(p_start + o_decay, mask=m_channel & (num > 0), other=1.0 / unit) * unit)[:, None, :]
     for c in range(num):
         line = (begin + c * C) * HV + i_hv
         m_token = b_index < (end - begin - c * C).to(tl.int32)
@@ -133,14 +131,17 @@ def wide_state_kernel(
         o_value = line * V
         o_square = line * C
         b_k_forward = tl.load(p_k_forward + o_key + b_key_offset, mask=m_key, other=0.0)
-        b_k_back = tl.load(p_k_back + o_key + b_key_offset, mask=m_key, other=0.0)
         b_solver = tl.load(p_solver + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
         b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
-        b_end = tl.load(p_end + o_decay, mask=m_channel, other=1.0)
+        if (
+            BOUNDED
+        ):  # S*, by two factors, for the product of both might underflow; loaded for a product, they are loaded ahead
+            b_end = tl.load(p_end + o_decay - HV * K, mask=m_channel & (c > 0), other=unit)  # of the chunk before
+            b_start = tl.load(p_start + o_decay, mask=m_channel, other=1.0)
+            b_S = rounded_product(b_S * b_end[:, None, :], b_start[:, None, :])
+        else:
+            b_end = tl.load(p_end + o_decay, mask=m_channel, other=1.0)
         o_decay += HV * K
-        b_next = b_end
-        if BOUNDED:  # the next chunk's start, ahead of its use; apart, for the product of both might underflow
-            b_next = tl.load(p_start + o_decay, mask=m_channel & (c + 1 < num), other=1.0 / unit)
         b_rest = _over_channels(b_S, b_k_forward, W, BV, BW, C, DOT) * -part
         b_o = tl.zeros([BV, C], tl.float32)
         if SUMMARY == "none":  # beside the product above, for neither waits for the other
@@ -163,9 +164,10 @@ def wide_state_kernel(
             b_S *= part
         else:
             b_S *= b_end[:, None, :]
+        b_k_back = tl.load(p_k_back + o_key + b_key_offset, mask=m_key, other=0.0)
         b_S += _over_tokens(b_u[None, :, :], b_k_back, W, BV, C, DOT)
-        if BOUNDED:
-            b_S = b_S * b_end[:, None, :] * b_next[:, None, :]
+    if BOUNDED:
+        b_S *= tl.load(p_end + o_decay - HV * K, mask=m_channel & (num > 0), other=unit)[:, None, :] * (1.0 / unit)
     if STORE_FINAL:
         tl.store(p_final + o_state, b_S, mask=m_state)
 
@@ -234,8 +236,6 @@ def wide_reverse_kernel(
     o_decay = ((first + num - 1) * HV + i_hv) * K + b_channel
     unit: tl.constexpr = STATE_UNIT if BOUNDED else 1.0
     part: tl.constexpr = 1.0 / (unit * unit)
-    if BOUNDED:  # the loop carries Gamma / gamma_a dS
-        b_dS *= (tl.load(p_end + o_decay, mask=m_channel & (num > 0), other=1.0 / unit) * unit)[:, None, :]
     for step in range(num):
         c = num - 1 - step
         line = (begin + c * C) * HV + i_hv
@@ -246,21 +246,19 @@ def wide_reverse_kernel(
         o_value = line * V
         o_square = line * C
         b_k_back = tl.load(p_k_back + o_key + b_key_offset, mask=m_key, other=0.0)
-        b_k_forward = tl.load(p_k_forward + o_key + b_key_offset, mask=m_key, other=0.0)
-        b_q_forward = tl.load(p_q_forward + o_key + b_key_offset, mask=m_key, other=0.0)
         b_A = tl.load(p_A + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
         b_solver = tl.load(p_solver + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
         b_do = tl.load(p_do + o_value + b_value_offset, mask=m_out, other=0.0)
         # once more, for what is loaded ahead has one layout
         b_do_block = tl.load(p_do + o_value + b_value_offset[None, :, :], mask=m_out[None, :, :], other=0.0)
         b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
-        b_decay = tl.load((p_start if BOUNDED else p_end) + o_decay, mask=m_channel, other=1.0)
+        b_end = tl.load(p_end + o_decay, mask=m_channel, other=1.0)
+        if BOUNDED:  # Gamma / gamma_a dS, by two factors, for the product of both might underflow
+            b_start = tl.load(p_start + o_decay + HV * K, mask=m_channel & (step > 0), other=unit)  # of the chunk after
+            b_dS = rounded_product(b_dS * b_start[:, None, :], b_end[:, None, :])
         o_decay -= HV * K
-        b_next = b_decay
-        if BOUNDED:
-            # the end of the chunk before, loaded ahead of its use. It is no factor of b_decay: the product of both might underflow.
-            b_next = tl.load(p_end + o_decay, mask=m_channel & (c > 0), other=1.0 / unit)
         b_norm2 = tl.load(p_norm2 + line + b_line, mask=m_token, other=1.0)
+        b_rho = tl.where(b_norm2 == 0, 0.0, b_rho)  # never so; but what leads to a product is loaded ahead
         b_du = _over_channels(b_dS, b_k_back, W, BV, BW, C, DOT) * part + dot(b_do, b_A, DOT)
         b_dr = dot(b_du * b_rho[None, :], b_solver, DOT)
         if not SUMMARY:
@@ -273,10 +271,12 @@ def wide_reverse_kernel(
         if BOUNDED:
             b_dS *= part
         else:
-            b_dS *= b_decay[:, None, :]
+            b_dS *= b_end[:, None, :]
+        b_q_forward = tl.load(p_q_forward + o_key + b_key_offset, mask=m_key, other=0.0)
         b_dS += _over_tokens(b_do_block, b_q_forward, W, BV, C, DOT)
+        b_k_forward = tl.load(p_k_forward + o_key + b_key_offset, mask=m_key, other=0.0)
         b_dS -= _over_tokens(b_dr[None, :, :], b_k_forward, W, BV, C, DOT)
-        if BOUNDED:
-            b_dS = b_dS * b_decay[:, None, :] * b_next[:, None, :]
+    if BOUNDED:
+        b_dS *= tl.load(p_start + o_decay + HV * K, mask=m_channel & (num > 0), other=unit)[:, None, :] * (1.0 / unit)
     if STORE_INITIAL:
         tl.store(p_dinitial + o_state, b_dS, mask=m_state)
