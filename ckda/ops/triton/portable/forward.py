@@ -46,6 +46,7 @@ from ckda.ops.triton.tile import (
     learning_rate,
     log_gate,
     operand,
+    reciprocal,
     right_of_border,
     signs_through,
     widened,
@@ -160,7 +161,7 @@ def _all_squares(p_q, p_k, b_row, m_token, K: tl.constexpr, BK: tl.constexpr, C:
     """The same of all channels, the keys' in float64; a token's row begins at b_row. Threads sum what they have first."""
     b_q_squares = tl.zeros([BK, C], tl.float32)
     b_k_squares = tl.zeros([BK, C], tl.float64)
-    for k in range(0, K, BK):
+    for k in tl.static_range(0, K, BK):  # unrolled, so that all loads are on their way at once
         b_channel = k + tl.arange(0, BK)
         o_k = b_row[None, :] + b_channel[:, None]
         m_tile = (b_channel < K)[:, None] & m_token[None, :]
@@ -184,25 +185,41 @@ def _used_norms(b_q_square, b_k_square, NORMALIZE: tl.constexpr):
         b_some = tl.where(b_q_square > 0, b_q_square, 1.0)
         b_inverse = tl.where(b_q_square > 0, 1.0 / tl.sqrt_rn(b_some), 0.0)
         b_some = tl.where(b_k_square > 0, b_k_square, 1.0)
-        b_exponent = tl.minimum(
-            tl.floor(0.5 - 0.5 * tl.log2(b_some)), 126.0
-        )  # of the square as it is: float32 may lack the range
-        b_power = tl.where(b_k_square > 0, tl.exp2(b_exponent.to(tl.float32)), 0.0)
+        if (
+            b_k_square.dtype == tl.float64
+        ):  # of the square as it is, whose range float32 may lack: half of its exponent's bits
+            b_exponent = -(((b_some.to(tl.int64, bitcast=True) >> 52) - 1022) >> 1).to(tl.int32)
+            b_exponent = tl.maximum(tl.minimum(b_exponent, 126), -126)
+            b_length = ((b_exponent + 127) << 23).to(tl.float32, bitcast=True)
+        else:
+            b_length = tl.exp2(tl.minimum(tl.floor(0.5 - 0.5 * tl.log2(b_some)), 126.0))
+        b_power = tl.where(b_k_square > 0, b_length, 0.0)
         b_norm2 = tl.where(b_k_square > 0, b_k_square * b_power * b_power, 1.0)
     return b_inverse, b_power, b_norm2
 
 
 @triton.jit
-def _store_lines(
-    b_inverse, b_power, b_norm2, p_beta, p_rho, p_norms, line, b_line, m_token, TOKENS,
-    HV: tl.constexpr, ERASE: tl.constexpr, BETA_RANGE: tl.constexpr,
-):  # fmt: skip
-    """What is one number a token: rho = beta / |k|^2 and the norms."""
-    b_rho = tl.where(m_token, 1.0, 0.0)
+def _rates(p_beta, line, b_line, m_token, ERASE: tl.constexpr, BETA_RANGE: tl.constexpr):
+    """beta [C]; 1 with separate gates."""
+    b_rate = tl.where(m_token, 1.0, 0.0)
     if not ERASE:
         b_beta = tl.load(p_beta + line + b_line, mask=m_token, other=0.0).to(tl.float32)
-        b_rho = tl.where(m_token, learning_rate(b_beta, BETA_RANGE), 0.0)
-    tl.store(p_rho + line + b_line, (b_rho / b_norm2).to(tl.float32), mask=m_token)
+        b_rate = tl.where(m_token, learning_rate(b_beta, BETA_RANGE), 0.0)
+    return b_rate
+
+
+@triton.jit
+def _store_lines(
+    b_rate, b_inverse, b_power, b_norm2, p_rho, p_norms, line, b_line, m_token, TOKENS, HV: tl.constexpr
+):  # fmt: skip
+    """What is one number a token: rho = beta / |k|^2 and the norms."""
+    p_line = p_rho + line + b_line
+    if b_norm2.dtype == tl.float64:  # by one step of Newton's, without the branches of a division; to 2^-44
+        b_guess = reciprocal(b_norm2.to(tl.float32)).to(tl.float64)
+        b_rho = b_rate * (b_guess * (2.0 - b_norm2 * b_guess))
+    else:
+        b_rho = b_rate / b_norm2
+    tl.store(p_line, b_rho.to(tl.float32), mask=m_token)
     num_lines = tl.cast(TOKENS, tl.int64) * HV
     tl.store(p_norms + line + b_line, b_inverse, mask=m_token)
     tl.store(p_norms + num_lines + line + b_line, b_power, mask=m_token)
@@ -361,13 +378,11 @@ def intra_kernel(
     b_q_square = tl.zeros([C], tl.float32)
     b_k_square = tl.zeros([C], tl.float64 if WIDE else tl.float32)
     if BK < K:
+        b_rate = _rates(p_beta, line, b_line, m_token, ERASE, BETA_RANGE)  # before anything waits
         if NORMALIZE:
             b_q_square, b_k_square = _all_squares(p_q + head, p_k + head, b_index * (H * K), m_token, K, BK, C)
         b_inverse, b_power, b_norm2 = _used_norms(b_q_square, b_k_square, NORMALIZE)
-        _store_lines(
-            b_inverse, b_power, b_norm2, p_beta, p_rho, p_norms, line, b_line, m_token, TOKENS,
-            HV, ERASE, BETA_RANGE,
-        )  # fmt: skip
+        _store_lines(b_rate, b_inverse, b_power, b_norm2, p_rho, p_norms, line, b_line, m_token, TOKENS, HV)
     b_A = tl.zeros([C, C], tl.float32)
     b_G = tl.zeros([C, C], tl.float32)
     for k in range(0, K, BK):
@@ -393,10 +408,9 @@ def intra_kernel(
             K, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, WIDE,
         )  # fmt: skip
         if BK >= K:
-            _store_lines(
-                b_inverse, b_power, b_norm2, p_beta, p_rho, p_norms, line, b_line, m_token & (k == 0), TOKENS,
-                HV, ERASE, BETA_RANGE,
-            )  # fmt: skip
+            m_line = m_token & (k == 0)
+            b_rate = _rates(p_beta, line, b_line, m_line, ERASE, BETA_RANGE)
+            _store_lines(b_rate, b_inverse, b_power, b_norm2, p_rho, p_norms, line, b_line, m_line, TOKENS, HV)
         b_erase = tl.full([1, 1], 1.0, tl.float32)
         if ERASE:
             b_erase = tl.load(p_erase + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)
