@@ -22,6 +22,7 @@ __all__ = [
     "chunk_decay",
     "chunk_place",
     "dot",
+    "dot_apart",
     "dot_left_split",
     "dot_split",
     "finite_gate",
@@ -301,6 +302,18 @@ def _three_products(b_a, b_b):
     b_small = tl.dot(b_a - b_a_high, b_b_high, input_precision="tf32")
     b_small = tl.dot(b_a_high, b_b - b_b_high, b_small, input_precision="tf32")
     return tl.dot(b_a_high, b_b_high, b_small, input_precision="tf32")
+
+
+@triton.jit
+def dot_apart(b_a, b_b):
+    """The same three products in sums of their own, where one would be a chain of instructions that wait for each other.
+
+    Both low parts are negative, for the compiler makes a sum of products one chain again, but not a difference.
+    """
+    b_a_high, b_b_high = _nearest(b_a), _nearest(b_b)
+    b_left = tl.dot(b_a_high - b_a, b_b_high, input_precision="tf32")
+    b_right = tl.dot(b_a_high, b_b_high - b_b, input_precision="tf32")
+    return (tl.dot(b_a_high, b_b_high, input_precision="tf32") - b_left) - b_right
 
 
 @triton.jit

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ckda.ops.triton.portable.forward import sequence_place, state_place
-from ckda.ops.triton.tile import STATE_UNIT, dot, rounded_product
+from ckda.ops.triton.tile import STATE_UNIT, dot, dot_apart, rounded_product
 
 __all__ = ["BLOCK", "wide_reverse_kernel", "wide_state_kernel"]
 
@@ -151,14 +151,14 @@ def wide_state_kernel(
             b_length = tl.sqrt(tl.load(p_norm2 + line + b_line, mask=m_token, other=1.0))
             b_v = tl.load(p_v + o_value + b_value_offset, mask=m_out, other=0.0).to(tl.float32)
             b_rest += b_v * b_length[None, :]
-        b_y = dot(b_rest, tl.trans(b_solver), DOT)
+        b_y = dot_apart(b_rest, tl.trans(b_solver))
         b_u = b_y * b_rho[None, :]
         if SUMMARY == "none":
             o_slot = ((first + c) * HV + i_hv) * (K * V)
             tl.store(p_states + o_slot + b_slot_offset, b_S, mask=m_state)
             tl.store(p_y + o_value + b_value_offset, b_y, mask=m_out)
             b_A = tl.load(p_A + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
-            b_o += dot(b_u, tl.trans(b_A), DOT)
+            b_o += dot_apart(b_u, tl.trans(b_A))
             tl.store(p_o + o_value + b_value_offset, b_o, mask=m_out)
         if BOUNDED:
             b_S *= part
@@ -259,8 +259,8 @@ def wide_reverse_kernel(
         o_decay -= HV * K
         b_norm2 = tl.load(p_norm2 + line + b_line, mask=m_token, other=1.0)
         b_rho = tl.where(b_norm2 == 0, 0.0, b_rho)  # never so; but what leads to a product is loaded ahead
-        b_du = _over_channels(b_dS, b_k_back, W, BV, BW, C, DOT) * part + dot(b_do, b_A, DOT)
-        b_dr = dot(b_du * b_rho[None, :], b_solver, DOT)
+        b_du = _over_channels(b_dS, b_k_back, W, BV, BW, C, DOT) * part + dot_apart(b_do.to(tl.float32), b_A)
+        b_dr = dot_apart(b_du * b_rho[None, :], b_solver)
         if not SUMMARY:
             o_slot = ((first + c) * HV + i_hv) * (K * V)
             tl.store(p_dstates + o_slot + b_slot_offset, b_dS, mask=m_state)
