@@ -44,6 +44,11 @@ CASES = {
         "triton-portable",
         f'{ONE}, {FP32}, "T": 40, "K": 64, "V": 24, "A_log": True, "dt_bias": True',
     ),
+    # passes of four warps, a block of channels each; the last one is not full
+    "portable, float32, blocks": (
+        "triton-portable",
+        f'{ONE}, {FP32}, "T": 40, "K": 100, "V": 20, "gate": "sigmoid", "separate": True',
+    ),
     "portable, bfloat16": ("triton-portable", f'{ONE}, {BF16}, "T": 40, "K": 24, "V": 24, "gate": "softplus"'),
 }
 

@@ -583,6 +583,26 @@ def test_sums_of_logs_in_pairs(scale: float) -> None:
     assert torch.equal(sign < 0, negative.cumsum(1) % 2 == 1)
 
 
+@triton.jit
+def _signed_kernel(p_e, p_log, N: tl.constexpr):
+    o = tl.arange(0, N)
+    tl.store(p_log + o, tile._log2_signed(tl.load(p_e + o)))
+
+
+@in_interpreter
+def test_the_logarithm_of_a_signed_gate() -> None:
+    """Of exp(-|u|), u = 0 included, which is e^-5: to a unit or two of float32, and to 3e-7 of itself where the gate is near 1."""
+    e = torch.cat([torch.linspace(0, 1, 1 << 15), torch.logspace(-30, 0, 1 << 15)])
+    log = torch.empty_like(e)
+    _signed_kernel[(1,)](e, log, len(e))
+    e = e.double()
+    exact = torch.log1p(-2 * (1 - math.exp(-5)) * e / (1 + e)) / math.log(2)
+    error = (log.double() - exact).abs()
+    assert error.max() < 5e-7
+    near = e < 0.2
+    assert (error[near] <= 3e-7 * exact[near].abs()).all()
+
+
 @in_interpreter
 @pytest.mark.parametrize(("dtype", "inplace"), [(torch.float32, False), (torch.float16, True)], ids=str)
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ __all__ = [
     "chunk_decay",
     "chunk_place",
     "dot",
+    "dot_apart",
     "dot_left_split",
     "dot_split",
     "finite_gate",
@@ -33,6 +34,7 @@ __all__ = [
     "power_of",
     "reciprocal",
     "right_of_border",
+    "rounded_product",
     "signs_through",
     "sums_from",
     "token_sums",
@@ -50,6 +52,9 @@ NO_GATE = tl.constexpr(-6.0e4)  # a log|alpha| that every dtype has, of an alpha
 STATE_UNIT = tl.constexpr(2.0**20)
 # 1.5 * 2^23: a small float32 added to it is rounded to a whole number, which its last bits then hold
 ROUND = tl.constexpr(12582912.0)
+# 2 log2(e) atanh(z) / z for |z| <= 0.2, in powers of z^2, to 3e-9
+SERIES_0, SERIES_1 = tl.constexpr(2.885390075), tl.constexpr(0.9618021953)
+SERIES_2, SERIES_3 = tl.constexpr(0.5763955775), tl.constexpr(0.4390777286)
 MULTIPLE = tl.constexpr(24576.0)  # 1.5 * 2^14, likewise: to a multiple of 2^-9
 
 
@@ -110,6 +115,18 @@ def reciprocal(b_x):
 
 
 @triton.jit
+def rounded_product(b_x, b_y):
+    """x y as a number of its own: the compiler would compute what is left of it when it is rounded to fewer digits from the product
+    before its rounding, and the sum of both parts would be another number than what is stored."""
+    if INTERPRETED:
+        return b_x * b_y
+    else:
+        return tl.inline_asm_elementwise(
+            "mul.rn.f32 $0, $1, $2;", "=f,f,f", [b_x, b_y], dtype=tl.float32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
 def _log1p(b_x):
     """log(1 + x) for -1 < x <= 1, to the last digits also where x is small: the rounding of 1 + x is divided out again."""
     b_sum = 1.0 + b_x
@@ -119,14 +136,35 @@ def _log1p(b_x):
 
 
 @triton.jit
-def _log2_exact(b_x, b_less):
-    """log2(x) of 0 < x <= 1 and less = x - 1, to the last digits near 1 too: the rounding of 1 + less is divided out again."""
-    m_far = b_x < 0.5
-    b_sum = tl.where(m_far, b_x, 1.0 + b_less)
-    b_log, b_rounded = tl.log2(b_sum), b_sum - 1.0
-    b_some = tl.where(b_rounded == 0.0, 1.0, b_rounded)
-    b_near = tl.where(b_rounded == 0.0, b_less * LOG2E, b_log * (b_less / b_some))
-    return tl.where(m_far, b_log, b_near)
+def _exp2_flushed(b_x):
+    """2^x, zero where that is below 2^-126: without the three instructions around the card's own that small results take."""
+    if INTERPRETED:
+        return tl.exp2(b_x)
+    else:
+        return tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [b_x], dtype=tl.float32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
+def _log2_signed(b_e):
+    """log2|alpha| of a signed gate, n / d with n = 1 - e + 2 EPS e, d = 1 + e, e = exp(-|u|): to 4e-7, near 1 to the last digits.
+
+    With p the power of two next to alpha it is log2(p) + 2 log2(e) atanh(z), z = (n - p d) / (n + p d), at most 0.2: four terms.
+    n - p d is (1 - p) (1 - e) - (2 p - 2 EPS) e, in which nothing cancels at p = 1. p is chosen without a division: 1 / d is a
+    line, to 6%.
+    """
+    b_less, b_d = 1.0 - b_e, 1.0 + b_e
+    b_n = b_less + 2.0 * EPS * b_e
+    b_about = b_n * (1.4134 - 0.4711 * b_d)
+    b_bits = (b_about.to(tl.int32, bitcast=True) + 0x4AFB0D) & 0x7F800000  # from sqrt(1/2) on it is 1
+    b_p = b_bits.to(tl.float32, bitcast=True)
+    b_z = ((1.0 - b_p) * b_less - (2.0 * b_p - 2.0 * EPS) * b_e) * reciprocal(b_n + b_p * b_d)
+    b_square = b_z * b_z
+    b_terms = ((SERIES_3 * b_square + SERIES_2) * b_square + SERIES_1) * b_square + SERIES_0
+    # the exponent of p as a number: into the last bits of 1.5 * 2^23, from which 1.5 * 2^23 and 127 are taken again
+    b_exponent = ((b_bits >> 23) + 0x4B400000).to(tl.float32, bitcast=True) - (ROUND + 127.0)
+    return b_exponent + b_z * b_terms
 
 
 @triton.jit
@@ -148,12 +186,11 @@ def log_gate(b_g, b_rate, b_bias, GATE: tl.constexpr, EXACT: tl.constexpr):
         b_negative = b_g > float("inf")
     elif GATE == "signed":
         b_u = b_rate * (b_g + b_bias)
-        b_e = _exp_minus(b_u)
-        b_alpha = (1.0 - (1.0 - 2.0 * EPS) * b_e) * reciprocal(1.0 + b_e)
-        if EXACT:  # noqa: SIM108
-            b_log = _log2_exact(b_alpha, -2.0 * (1.0 - EPS) * b_e / (1.0 + b_e))
+        if EXACT:
+            b_log = _log2_signed(_exp2_flushed(-LOG2E * tl.abs(b_u)))
         else:
-            b_log = _log2(b_alpha)
+            b_e = _exp_minus(b_u)
+            b_log = _log2((1.0 - (1.0 - 2.0 * EPS) * b_e) * reciprocal(1.0 + b_e))
         b_negative = b_u < 0
     elif GATE == "sigmoid":
         b_u = b_rate * (b_g + b_bias)
@@ -265,6 +302,18 @@ def _three_products(b_a, b_b):
     b_small = tl.dot(b_a - b_a_high, b_b_high, input_precision="tf32")
     b_small = tl.dot(b_a_high, b_b - b_b_high, b_small, input_precision="tf32")
     return tl.dot(b_a_high, b_b_high, b_small, input_precision="tf32")
+
+
+@triton.jit
+def dot_apart(b_a, b_b):
+    """The same three products in sums of their own, where one would be a chain of instructions that wait for each other.
+
+    Both low parts are negative, for the compiler makes a sum of products one chain again, but not a difference.
+    """
+    b_a_high, b_b_high = _nearest(b_a), _nearest(b_b)
+    b_left = tl.dot(b_a_high - b_a, b_b_high, input_precision="tf32")
+    b_right = tl.dot(b_a_high, b_b_high - b_b, input_precision="tf32")
+    return (tl.dot(b_a_high, b_b_high, input_precision="tf32") - b_left) - b_right
 
 
 @triton.jit
@@ -425,8 +474,10 @@ def bounded_decays(b_log, b_negative, C: tl.constexpr, DOT: tl.constexpr, WIDE: 
     b_shift = (b_round.to(tl.int32, bitcast=True) - b_middle.to(tl.int32, bitcast=True)[:, None]) << 23
     if WIDE:  # sums of NaN alone have no shift among each other, but a scan has numbers before the first NaN
         b_shift = tl.where(b_broken == b_broken, b_shift, 0)
-    b_forward = ((tl.exp2(b_broken).to(tl.int32, bitcast=True) + b_shift) ^ b_sign).to(tl.float32, bitcast=True)
-    b_back = ((tl.exp2(-b_broken).to(tl.int32, bitcast=True) - b_shift) ^ b_sign).to(tl.float32, bitcast=True)
+    b_power = _exp2_flushed(b_broken) if WIDE else tl.exp2(b_broken)  # near 1, but the compiler does not know
+    b_inverse = _exp2_flushed(-b_broken) if WIDE else tl.exp2(-b_broken)
+    b_forward = ((b_power.to(tl.int32, bitcast=True) + b_shift) ^ b_sign).to(tl.float32, bitcast=True)
+    b_back = ((b_inverse.to(tl.int32, bitcast=True) - b_shift) ^ b_sign).to(tl.float32, bitcast=True)
     unit: tl.constexpr = STATE_UNIT if DOT != "fp16" else 1.0
     return b_forward, b_back, tl.exp2(b_middle - ROUND) * unit, at_token(b_forward, C - 1, C) * unit
 

@@ -88,7 +88,6 @@ def reverse_kernel(
     STORE_DUY: tl.constexpr,
     SUMMARY: tl.constexpr,
     BOUNDED: tl.constexpr,
-    SPLIT: tl.constexpr,
     DOT: tl.constexpr,
     PACKED: tl.constexpr,
 ):
@@ -130,10 +129,8 @@ def reverse_kernel(
         b_q_forward = tl.load(p_q_forward + o_key + b_key_offset, mask=m_key, other=0.0)
         b_A = tl.load(p_A + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
         b_solver = tl.load(p_solver + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
-        b_solver_low, b_solver_rest = b_solver, b_solver
-        if SPLIT:
-            b_solver_low = tl.load(p_solver_low + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
-            b_solver_rest = tl.load(p_solver_rest + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
+        b_solver_low = tl.load(p_solver_low + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
+        b_solver_rest = tl.load(p_solver_rest + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
         b_do = tl.load(p_do + o_value + b_value_offset, mask=m_out, other=0.0)
         b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
         b_decay = tl.load((p_start if BOUNDED else p_end) + o_decay, mask=m_channel, other=1.0)
@@ -418,6 +415,23 @@ def contract_kernel(
 
 
 @triton.jit
+def _token_scalars(p_scalars, line, b_line, num_lines, m_token):
+    """dA_ii, q . dq and k . dk / |k|^2 of each token, as `pair_kernel` left them."""
+    b_diagonal = tl.load(p_scalars + line + b_line, mask=m_token, other=0.0)
+    b_q_dq = tl.load(p_scalars + num_lines + line + b_line, mask=m_token, other=0.0)
+    b_k_dk = tl.load(p_scalars + 2 * num_lines + line + b_line, mask=m_token, other=0.0)
+    return b_diagonal, b_q_dq, b_k_dk
+
+
+@triton.jit
+def _token_norms(p_norms, line, b_line, num_lines, m_token):
+    """1/|q| and the power of two in the key, of each token."""
+    b_inverse = tl.load(p_norms + line + b_line, mask=m_token, other=0.0)
+    b_power = tl.load(p_norms + num_lines + line + b_line, mask=m_token, other=0.0)
+    return b_inverse, b_power
+
+
+@triton.jit
 def gradient_kernel(
     p_q,  # [B * T, H, K], where not BOUNDED
     p_k,
@@ -490,8 +504,11 @@ def gradient_kernel(
     o_slot = (i_chunk * HV + i_hv).to(tl.int64)
     num_lines = tl.cast(TOKENS, tl.int64) * HV
 
-    # everything is read before the first product, so that its ways overlap, and before anything is written in its place
-    b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
+    # everything is read before the first product, so that its ways overlap, and before anything is written in its place; where
+    # tiles are float32 and decays kept, what is not written over is read where it is used: it would not stay in registers
+    LATE: tl.constexpr = BOUNDED and not SPLIT
+    if not LATE:
+        b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
     o_square = b_line[:, None] * C + b_index[None, :]
     b_D = tl.load(p_D + line * C + o_square, mask=m_token[:, None], other=0.0)
     b_dA = tl.load(p_dA + line * C + o_square, mask=m_token[:, None], other=0.0)
@@ -503,19 +520,20 @@ def gradient_kernel(
     b_drow = tl.load(p_S_dr + line * K + o_g, mask=m_tile, other=0.0)  # of keys as rows, times their decays
     b_dk = tl.load(p_dS_u + line * K + o_g, mask=m_tile, other=0.0)  # of keys as columns
     b_through = tl.load(p_through + o_slot * K + b_channel, mask=m_channel, other=0.0)
-    b_g = tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0)
+    if not LATE:
+        b_g = tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0)
     b_rate, b_bias = head_gate(p_A_log, p_dt_bias, i_hv, b_channel, K, HAS_A_LOG, HAS_DT_BIAS)
-    b_diagonal = tl.load(p_scalars + line + b_line, mask=m_token, other=0.0)
-    b_q_dq = tl.load(p_scalars + num_lines + line + b_line, mask=m_token, other=0.0)
-    b_k_dk = tl.load(p_scalars + 2 * num_lines + line + b_line, mask=m_token, other=0.0)
+    if not LATE:
+        b_diagonal, b_q_dq, b_k_dk = _token_scalars(p_scalars, line, b_line, num_lines, m_token)
     unit = tl.load(p_scalars + 3 * num_lines + line, mask=begin < end, other=1.0)
-    b_inverse = tl.load(p_norms + line + b_line, mask=m_token, other=0.0)
-    b_power = tl.load(p_norms + num_lines + line + b_line, mask=m_token, other=0.0)
+    if not LATE:
+        b_inverse, b_power = _token_norms(p_norms, line, b_line, num_lines, m_token)
     if BOUNDED:
         b_kb = tl.load(p_k_back + line * K + o_g, mask=m_tile, other=0.0)
         b_kf = tl.load(p_k_forward + line * K + o_g, mask=m_tile, other=0.0)
         b_qf = tl.load(p_q_forward + line * K + o_g, mask=m_tile, other=0.0)
-        b_forward = tl.load(p_forward + line * K + o_g, mask=m_tile, other=0.0)
+        if not LATE:
+            b_forward = tl.load(p_forward + line * K + o_g, mask=m_tile, other=0.0)
     else:
         o_k = b_index[None, :] * (H * K) + b_channel[:, None]
         head = (begin * H + i_hv // (HV // H)) * K
@@ -525,14 +543,18 @@ def gradient_kernel(
     if ERASE:
         b_erase = tl.load(p_erase + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)
     tl.debug_barrier()
+    if LATE:
+        b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
 
     b_dq = widened(in_registers(b_dq, m_tile), C, DOT)
     b_drow = widened(in_registers(b_drow, m_tile), C, DOT)
     b_dk = widened(in_registers(b_dk, m_tile), C, DOT)
-    b_g = widened(in_registers(finite_gate(b_g, GATE), m_tile), C, DOT)
+    if not LATE:
+        b_g = widened(in_registers(finite_gate(b_g, GATE), m_tile), C, DOT)
     # all that is found of pairs is in units of D and dA, and what else there is too, until the end
     inverse = 1.0 / unit
-    b_diagonal, b_q_dq, b_k_dk = b_diagonal * inverse, b_q_dq * inverse, b_k_dk * inverse
+    if not LATE:
+        b_diagonal, b_q_dq, b_k_dk = b_diagonal * inverse, b_q_dq * inverse, b_k_dk * inverse
     part: tl.constexpr = 1.0 / (STATE_UNIT * STATE_UNIT) if BOUNDED and DOT != "fp16" else 1.0
     b_dq, b_drow, b_dk = b_dq * (part * inverse), b_drow * (part * inverse), b_dk * (part * inverse)
     b_through *= part * (part * inverse)
@@ -560,6 +582,8 @@ def gradient_kernel(
         b_dlog = b_row * b_drow + b_key_rho.to(tl.float32) * b_column
         b_dk += dot(b_qf, b_dA, DOT)
         b_dlog -= b_key * b_dk
+        if LATE:  # anew: eight numbers a thread, held through two products, are spilled as they come, one wait after the other
+            b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=1.0)
         b_dk -= b_rho[None, :] * b_column
         b_dq += dot(b_kb, tl.trans(b_dA), DOT)
         b_dlog += b_query * b_dq
@@ -578,6 +602,13 @@ def gradient_kernel(
         )  # fmt: skip
         b_dq, b_drow, b_dk = b_dq * b_sign, b_drow * b_sign, b_dk * b_sign
         b_through = b_through * tl.load(p_end + o_slot * K + b_channel, mask=m_channel, other=0.0) + b_reach
+
+    if LATE:
+        b_g = tl.load(p_g + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)
+        b_forward = tl.load(p_forward + line * K + o_g, mask=m_tile, other=0.0)
+        b_diagonal, b_q_dq, b_k_dk = _token_scalars(p_scalars, line, b_line, num_lines, m_token)
+        b_diagonal, b_q_dq, b_k_dk = b_diagonal * inverse, b_q_dq * inverse, b_k_dk * inverse
+        b_inverse, b_power = _token_norms(p_norms, line, b_line, num_lines, m_token)
 
     # the gate
     b_dlog = (sums_from(b_dlog, C, DOT) + b_through[:, None]) * unit

@@ -46,6 +46,7 @@ from ckda.ops.triton.tile import (
     learning_rate,
     log_gate,
     operand,
+    reciprocal,
     right_of_border,
     signs_through,
     widened,
@@ -178,7 +179,7 @@ def _all_squares(p_q, p_k, b_row, m_token, K: tl.constexpr, BK: tl.constexpr, C:
     """The same of all channels, the keys' in float64; a token's row begins at b_row. Threads sum what they have first."""
     b_q_squares = tl.zeros([BK, C], tl.float32)
     b_k_squares = tl.zeros([BK, C], tl.float64)
-    for k in range(0, K, BK):
+    for k in tl.static_range(0, K, BK):  # unrolled, so that all loads are on their way at once
         b_channel = k + tl.arange(0, BK)
         o_k = b_row[None, :] + b_channel[:, None]
         m_tile = (b_channel < K)[:, None] & m_token[None, :]
@@ -202,25 +203,41 @@ def _used_norms(b_q_square, b_k_square, NORMALIZE: tl.constexpr):
         b_some = tl.where(b_q_square > 0, b_q_square, 1.0)
         b_inverse = tl.where(b_q_square > 0, 1.0 / tl.sqrt_rn(b_some), 0.0)
         b_some = tl.where(b_k_square > 0, b_k_square, 1.0)
-        b_exponent = tl.minimum(
-            tl.floor(0.5 - 0.5 * tl.log2(b_some)), 126.0
-        )  # of the square as it is: float32 may lack the range
-        b_power = tl.where(b_k_square > 0, tl.exp2(b_exponent.to(tl.float32)), 0.0)
+        if (
+            b_k_square.dtype == tl.float64
+        ):  # of the square as it is, whose range float32 may lack: half of its exponent's bits
+            b_exponent = -(((b_some.to(tl.int64, bitcast=True) >> 52) - 1022) >> 1).to(tl.int32)
+            b_exponent = tl.maximum(tl.minimum(b_exponent, 126), -126)
+            b_length = ((b_exponent + 127) << 23).to(tl.float32, bitcast=True)
+        else:
+            b_length = tl.exp2(tl.minimum(tl.floor(0.5 - 0.5 * tl.log2(b_some)), 126.0))
+        b_power = tl.where(b_k_square > 0, b_length, 0.0)
         b_norm2 = tl.where(b_k_square > 0, b_k_square * b_power * b_power, 1.0)
     return b_inverse, b_power, b_norm2
 
 
 @triton.jit
-def _store_lines(
-    b_inverse, b_power, b_norm2, p_beta, p_rho, p_norms, line, b_line, m_token, TOKENS,
-    HV: tl.constexpr, ERASE: tl.constexpr, BETA_RANGE: tl.constexpr,
-):  # fmt: skip
-    """What is one number a token: rho = beta / |k|^2 and the norms."""
-    b_rho = tl.where(m_token, 1.0, 0.0)
+def _rates(p_beta, line, b_line, m_token, ERASE: tl.constexpr, BETA_RANGE: tl.constexpr):
+    """beta [C]; 1 with separate gates."""
+    b_rate = tl.where(m_token, 1.0, 0.0)
     if not ERASE:
         b_beta = tl.load(p_beta + line + b_line, mask=m_token, other=0.0).to(tl.float32)
-        b_rho = tl.where(m_token, learning_rate(b_beta, BETA_RANGE), 0.0)
-    tl.store(p_rho + line + b_line, (b_rho / b_norm2).to(tl.float32), mask=m_token)
+        b_rate = tl.where(m_token, learning_rate(b_beta, BETA_RANGE), 0.0)
+    return b_rate
+
+
+@triton.jit
+def _store_lines(
+    b_rate, b_inverse, b_power, b_norm2, p_rho, p_norms, line, b_line, m_token, TOKENS, HV: tl.constexpr
+):  # fmt: skip
+    """What is one number a token: rho = beta / |k|^2 and the norms."""
+    p_line = p_rho + line + b_line
+    if b_norm2.dtype == tl.float64:  # by one step of Newton's, without the branches of a division; to 2^-44
+        b_guess = reciprocal(b_norm2.to(tl.float32)).to(tl.float64)
+        b_rho = b_rate * (b_guess * (2.0 - b_norm2 * b_guess))
+    else:
+        b_rho = b_rate / b_norm2
+    tl.store(p_line, b_rho.to(tl.float32), mask=m_token)
     num_lines = tl.cast(TOKENS, tl.int64) * HV
     tl.store(p_norms + line + b_line, b_inverse, mask=m_token)
     tl.store(p_norms + num_lines + line + b_line, b_power, mask=m_token)
@@ -379,13 +396,11 @@ def intra_kernel(
     b_q_square = tl.zeros([C], tl.float32)
     b_k_square = tl.zeros([C], tl.float64 if WIDE else tl.float32)
     if BK < K:
+        b_rate = _rates(p_beta, line, b_line, m_token, ERASE, BETA_RANGE)  # before anything waits
         if NORMALIZE:
             b_q_square, b_k_square = _all_squares(p_q + head, p_k + head, b_index * (H * K), m_token, K, BK, C)
         b_inverse, b_power, b_norm2 = _used_norms(b_q_square, b_k_square, NORMALIZE)
-        _store_lines(
-            b_inverse, b_power, b_norm2, p_beta, p_rho, p_norms, line, b_line, m_token, TOKENS,
-            HV, ERASE, BETA_RANGE,
-        )  # fmt: skip
+        _store_lines(b_rate, b_inverse, b_power, b_norm2, p_rho, p_norms, line, b_line, m_token, TOKENS, HV)
     b_A = tl.zeros([C, C], tl.float32)
     b_G = tl.zeros([C, C], tl.float32)
     for k in range(0, K, BK):
@@ -411,10 +426,9 @@ def intra_kernel(
             K, GATE, SIGNED, HAS_A_LOG, HAS_DT_BIAS, WIDE,
         )  # fmt: skip
         if BK >= K:
-            _store_lines(
-                b_inverse, b_power, b_norm2, p_beta, p_rho, p_norms, line, b_line, m_token & (k == 0), TOKENS,
-                HV, ERASE, BETA_RANGE,
-            )  # fmt: skip
+            m_line = m_token & (k == 0)
+            b_rate = _rates(p_beta, line, b_line, m_line, ERASE, BETA_RANGE)
+            _store_lines(b_rate, b_inverse, b_power, b_norm2, p_rho, p_norms, line, b_line, m_line, TOKENS, HV)
         b_erase = tl.full([1, 1], 1.0, tl.float32)
         if ERASE:
             b_erase = tl.load(p_erase + line * K + o_g, mask=m_tile, other=0.0).to(tl.float32)
@@ -495,7 +509,7 @@ def state_kernel(
     p_first,  # [N] first chunk of each sequence, packed only
     p_o,  # out [B * T, HV, V]; this and the next three where SUMMARY is "none"
     p_y,  # out [B * T, HV, V]
-    p_y_low,  # out [B * T, HV, V] what its rounding left, where SPLIT
+    p_y_low,  # out [B * T, HV, V] what its rounding left
     p_states,  # out [B * NC, HV, V, K] gamma_a times the state at each chunk's start, in units twice
     p_final,  # out float32 [N, HV, K, V], where STORE_FINAL
     T,
@@ -513,7 +527,6 @@ def state_kernel(
     STORE_FINAL: tl.constexpr,
     SUMMARY: tl.constexpr,
     BOUNDED: tl.constexpr,
-    SPLIT: tl.constexpr,
     DOT: tl.constexpr,
     PACKED: tl.constexpr,
 ):
@@ -558,10 +571,8 @@ def state_kernel(
         b_k_forward = tl.load(p_k_forward + o_key + b_key_offset, mask=m_key, other=0.0)
         b_k_back = tl.load(p_k_back + o_key + b_key_offset, mask=m_key, other=0.0)
         b_solver = tl.load(p_solver + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
-        b_solver_low, b_solver_rest = b_solver, b_solver
-        if SPLIT:
-            b_solver_low = tl.load(p_solver_low + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
-            b_solver_rest = tl.load(p_solver_rest + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
+        b_solver_low = tl.load(p_solver_low + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
+        b_solver_rest = tl.load(p_solver_rest + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
         b_rho = tl.load(p_rho + line + b_line, mask=m_token, other=0.0)
         b_end = tl.load(p_end + o_decay, mask=m_channel, other=1.0)
         o_decay += HV * K
@@ -580,9 +591,8 @@ def state_kernel(
             tl.store(p_states + o_slot + b_slot_offset, operand(b_S, DOT), mask=m_state)
             b_y_high = operand(b_y, DOT)
             tl.store(p_y + o_value + b_value_offset, b_y_high, mask=m_out)
-            if SPLIT:
-                b_y_low = operand(b_y - b_y_high.to(tl.float32), DOT)
-                tl.store(p_y_low + o_value + b_value_offset, b_y_low, mask=m_out)
+            b_y_low = operand(b_y - b_y_high.to(tl.float32), DOT)
+            tl.store(p_y_low + o_value + b_value_offset, b_y_low, mask=m_out)
             b_q_forward = tl.load(p_q_forward + o_key + b_key_offset, mask=m_key, other=0.0)
             b_A = tl.load(p_A + o_square + b_square_offset, mask=m_token[:, None], other=0.0)
             b_o = dot(b_S, tl.trans(b_q_forward), DOT) * part + dot_left_split(b_u, tl.trans(b_A), DOT)

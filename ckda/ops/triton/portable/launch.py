@@ -16,6 +16,7 @@ from ckda.ops.triton.portable.backward import (
     reverse_kernel,
 )
 from ckda.ops.triton.portable.forward import carry_kernel, intra_kernel, places_kernel, solver_kernel, state_kernel
+from ckda.ops.triton.portable.wide import BLOCK, wide_reverse_kernel, wide_state_kernel
 
 __all__ = ["carry", "empty_duy", "gradients", "group_sums", "intra", "places", "reverse", "solver", "states"]
 
@@ -58,25 +59,33 @@ def _gate_arguments(w: Work, unread: tuple[str, ...] = ()) -> dict[str, Any]:
 def _pass_arguments(w: Work, segments: range) -> dict[str, Any]:
     """What both passes over the chunks read."""
     call, p, x, where = w
-    read = (*KEYS[:3], *SQUARES, "rho", "start", "end")
-    return x.arguments(*read) | {
-        "p_norm2": x.norms[2],
-        "SPLIT": p.split,
-        "BOUNDED": p.bounded,
-        "p_cu_seqlens": contiguous(call.cu_seqlens),
-        "p_first": where.first,
-        "T": p.T,
-        "NC": p.NC,
-        "SEGMENT": p.segment,
-        "FIRST_SEGMENT": segments.start,
-        "NUM_SEGMENTS": len(segments),
-        "HV": p.HV,
-        "K": p.K,
-        "BK": power_of_two(p.K),
-        "C": p.C,
-        "DOT": p.dot,
-        "PACKED": p.packed,
-    }
+    BK = power_of_two(p.K)
+    tiles = {"BK": BK} if p.split else {"W": max(1, BK // BLOCK), "BW": min(BK, BLOCK)}
+    return (
+        x.arguments(*KEYS[:3], *(SQUARES if p.split else SQUARES[:2]), "rho", "start", "end")
+        | tiles
+        | {
+            "p_norm2": x.norms[2],
+            "BOUNDED": p.bounded,
+            "p_cu_seqlens": contiguous(call.cu_seqlens),
+            "p_first": where.first,
+            "T": p.T,
+            "NC": p.NC,
+            "SEGMENT": p.segment,
+            "FIRST_SEGMENT": segments.start,
+            "NUM_SEGMENTS": len(segments),
+            "HV": p.HV,
+            "K": p.K,
+            "C": p.C,
+            "DOT": p.dot,
+            "PACKED": p.packed,
+        }
+    )
+
+
+def _pass_warps(p: Plan) -> int:
+    """Of both passes; in float32 one a block of channels."""
+    return 4 if p.split else max(1, power_of_two(p.K) // BLOCK)
 
 
 def places(w: Work) -> list[Launch]:
@@ -131,7 +140,7 @@ def states(
     p = w.p
     V = p.K if summary == "transition" else p.V
     BV = _value_block(p, V)
-    arguments = _pass_arguments(w, segments) | w.x.arguments("y", "y_low", "states")
+    arguments = _pass_arguments(w, segments) | w.x.arguments("y", *(["y_low"] if p.split else []), "states")
     arguments |= {
         "p_v": w.call.v.contiguous(),
         "p_initial": initial,
@@ -143,7 +152,8 @@ def states(
         "STORE_FINAL": final is not None,
         "SUMMARY": summary,
     }
-    return Launch(state_kernel, (-(-V // BV) * p.HV * p.N * len(segments),), arguments, num_warps=4)
+    kernel = state_kernel if p.split else wide_state_kernel
+    return Launch(kernel, (-(-V // BV) * p.HV * p.N * len(segments),), arguments, num_warps=_pass_warps(p))
 
 
 def carry(w: Work, given: Tensor | None, offsets: Tensor, reverse: bool = False) -> Launch:
@@ -193,7 +203,8 @@ def reverse(
     }
     grid = (-(-p.V // BV) * p.HV * p.N * len(segments),)
     num_stages = 3 if p.split and p.K <= 128 else 2  # a third would not fit into the 99 KiB of sm_89 elsewhere
-    return Launch(reverse_kernel, grid, arguments, num_warps=4, num_stages=num_stages)
+    kernel = reverse_kernel if p.split else wide_reverse_kernel
+    return Launch(kernel, grid, arguments, num_warps=_pass_warps(p), num_stages=num_stages)
 
 
 def empty_duy(w: Work) -> Tensor | None:
