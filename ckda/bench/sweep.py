@@ -76,6 +76,7 @@ ROWS = (
     Row("given gates, harsh", gate=None, regime="harsh", at_most=1.4, limit=BORDERS),
     Row("float16", dtype="float16", at_most=1.1, limit=RANGE),
     Row("float16, 32 heads of 64", H=32, HV=32, K=64, V=64, dtype="float16"),
+    Row("float16, harsh", dtype="float16", regime="harsh"),
     Row("float32 gates", gate_dtype="float32", at_most=1.3),
     Row(
         "24 packed sequences",
@@ -85,6 +86,7 @@ ROWS = (
         at_most=1.1,
         limit="more programs begin and end than for sequences of equal length, and their last chunks leave without the accelerator",
     ),
+    Row("2048 packed sequences", B=1, T=32768, sequences=2048),
     Row("16 x 2000 tokens", B=16, T=2000, at_most=1.1),
     Row("8 query heads", H=8, at_most=1.1, limit="dq and dk are summed over their groups by a kernel of its own"),
     Row("states", states=True),
@@ -101,6 +103,8 @@ ROWS = (
     Row("64 heads of 32", H=64, HV=64, K=32, V=32, at_most=1.5, limit=NARROW),
     Row("128 heads of 16", H=128, HV=128, K=16, V=16),
     Row("everything float32", dtype="float32", at_most=5.0, limit=PORTABLE),
+    Row("float32, softplus, harsh", dtype="float32", gate="softplus", regime="harsh"),
+    Row("float32, 8 heads of 256", H=8, HV=8, K=256, V=256, dtype="float32"),
     Row("one sequence", B=1, T=32768),
     Row("1 x 1024 tokens", B=1, T=1024),
 )
