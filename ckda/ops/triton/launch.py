@@ -96,14 +96,24 @@ def compile_together(launches: Sequence[Launch]) -> None:
         with ThreadPoolExecutor(len(new)) as threads:
             with mode(threads, ignore_errors=True):  # an error comes again when it is run
                 futures = [x.kernel.run(grid=x.grid, warmup=True, **x.arguments, **x.options) for x in new]
-            kernels = [future.result(True) if hasattr(future, "result") else future for future in futures]
-            list(threads.map(_load, kernels, [device] * len(kernels)))
+            found = [future.result(True) if hasattr(future, "result") else future for future in futures]
+            _load([kernel for kernel in found if kernel is not None], threads, device)
 
 
-def _load(kernel: Any, device: int) -> None:
-    """Put a compiled kernel onto the device, and compile the C function that launches it."""
-    with torch.cuda.device(device):
-        _ = None if kernel is None else kernel.run
+def _load(kernels: Sequence[Any], threads: ThreadPoolExecutor, device: int) -> None:
+    """Compile the C functions that launch these kernels, side by side, and put all onto the device, one after the other.
+
+    These functions' modules have one name. When Python loads a file again it fills the module of that name that it loaded last,
+    which may be one that another thread has just loaded and not yet read: a kernel would get another kernel's function.
+    """
+
+    def build(kernel: Any) -> None:
+        with torch.cuda.device(device):
+            triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)  # for the file that it leaves
+
+    list(threads.map(build, kernels))
+    for kernel in kernels:
+        _ = kernel.run
 
 
 _COMPILED: dict[tuple, Any] = {}  # kernel, options, device and kinds of arguments -> what Triton made of them
