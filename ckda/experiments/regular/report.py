@@ -5,7 +5,7 @@ from statistics import fmean
 from typing import Any
 
 from ckda.experiments.common.store import keep_report
-from ckda.experiments.regular.run import LENGTHS, RANGE, SOLVED, SuiteResult, average
+from ckda.experiments.regular.run import LENGTHS, RANGE, SOLVED, SuiteResult, SuiteRun, average
 from ckda.experiments.regular.tasks import TASKS
 from ckda.page import empty_figure, markdown_table, print_table
 from ckda.record import write_json, write_text
@@ -24,6 +24,11 @@ _COLOURS = {
 }
 
 
+def _device(one: SuiteRun) -> str:
+    """GPU or CPU, where its milliseconds were taken."""
+    return "CPU" if one.environment["device"].startswith("cpu") else "GPU"
+
+
 def table(result: SuiteResult) -> tuple[list[str], list[list[str]]]:
     """Head and rows, one number a cell: how many seeds have the task, mean and best over 40 to 256, the mean at longer lengths."""
     far = [str(n) for n in LENGTHS if n > RANGE[1]]
@@ -39,6 +44,7 @@ def table(result: SuiteResult) -> tuple[list[str], list[list[str]]]:
         "best seed",
         *(f"mean, {n}" for n in far),
         "ms an update",
+        "trained on",
     ]
     rows = []
     for one in result.runs.values():
@@ -56,6 +62,7 @@ def table(result: SuiteResult) -> tuple[list[str], list[list[str]]]:
                 f"{100 * max(one.main):.1f}",
                 *rest,
                 f"{one.update_ms:.2f}",
+                _device(one),
             ]
         )
     for arm, values in result.to_json()["averages"].items():
@@ -63,7 +70,7 @@ def table(result: SuiteResult) -> tuple[list[str], list[list[str]]]:
             label = next(one.label for one in result.runs.values() if one.arm == arm)
             beyond = [average(result, arm, n) for n in far]
             more = ["-" if v is None else f"{v['mean']:.1f}" for v in beyond]
-            numbers = [f"{values['mean']:.1f}", f"{values['best']:.1f}", *more, ""]
+            numbers = [f"{values['mean']:.1f}", f"{values['best']:.1f}", *more, "", ""]
             rows.append(["average of the first four", label, "", "", "", "", "", *numbers])
     return head, rows
 
@@ -98,18 +105,19 @@ def suite_figure(result: SuiteResult) -> Any:
 
 
 def _draw_cost(axes: Any, result: SuiteResult) -> None:
-    """Mean score over all tasks of an arm against the time of its update."""
-    by_arm: dict[str, list] = {}
+    """Mean score over all tasks of an arm against the time of its update, by the device that it was trained on."""
+    parts: dict[tuple[str, str], list[SuiteRun]] = {}
     for one in result.runs.values():
-        by_arm.setdefault(one.arm, []).append(one)
-    for arm, runs in by_arm.items():
+        parts.setdefault((one.arm, _device(one)), []).append(one)
+    for (arm, device), runs in parts.items():
         score = fmean(fmean(one.main) for one in runs)
         ms = fmean(one.update_ms for one in runs)
-        axes.plot([ms], [score], "o", color=_COLOURS[arm])
-        axes.annotate(
-            f"{runs[0].label} ({len(runs)} tasks)", (ms, score), textcoords="offset points", xytext=(5, 3), fontsize=6.5
-        )
-    axes.set(title="cost", xlabel="ms an update, all seeds", ylabel="mean score, 40 to 256", ylim=(-0.1, 1.06))
+        axes.plot([ms], [score], "o" if device == "GPU" else "s", color=_COLOURS[arm])
+        text = f"{runs[0].label} ({device}, {len(runs)} task{'s' * (len(runs) > 1)})"
+        axes.annotate(text, (ms, score), textcoords="offset points", xytext=(5, 3), fontsize=6)
+    axes.set(
+        title="cost", xlabel="ms an update, all seeds", ylabel="mean score, 40 to 256", ylim=(-0.1, 1.06), xscale="log"
+    )
     axes.margins(x=0.35)
 
 
