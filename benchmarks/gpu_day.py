@@ -29,7 +29,7 @@ JOBS = 4
 SECONDS_A_TEST = 4.0  #: of one process, compiling included; measured: some 300 s for 170 tests in one
 #: part -> the words of `ckda bench` that do it, and seconds of an H200
 BENCH: dict[str, tuple[list[str], float]] = {
-    "sweep": (["--sweep"], 220.0),
+    "sweep": (["--sweep"], 150.0),
     "host": (["--host"], 60.0),
     "throughput": (["--throughput"], 580.0),
     "peers": ([], 240.0),
@@ -143,6 +143,8 @@ def _device() -> str:
 def run_bench(part: str, args: argparse.Namespace, deadline: float) -> bool:
     """One part of `ckda bench`; whether it ended. Figures are made from the records afterwards."""
     words = [*BENCH[part][0], "--out", str(args.out), *(["--smoke"] if args.smoke else [])]
+    if part == "sweep":
+        words += ["--jobs", str(args.jobs)]
     if args.cudnn and part in ("throughput", "peers"):
         words += ["--cudnn", str(args.cudnn)]
     try:
@@ -175,7 +177,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--part", action="append", choices=PARTS, help="only this; may be repeated")
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds in all")
-    parser.add_argument("--jobs", type=int, default=JOBS, help="processes that run tests (default: %(default)s)")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=JOBS,
+        help="processes that test, or compile the rows of the sweep (default: %(default)s)",
+    )
     parser.add_argument("--cudnn", type=Path, help="a folder made by cudnn_folder.py")
     parser.add_argument("--plan", action="store_true", help="print estimates and stop")
     parser.add_argument("--tests", nargs="*", default=["tests"], help="where the tests are")

@@ -193,6 +193,12 @@ def _run_sweep(args: argparse.Namespace, device: str, folder: Path) -> int:
     result: dict[str, Any] = {"environment": environment(device), "count": count}
     known = earlier(folder / "sweep.json", result["environment"], args.fresh)
 
+    left = [row.name for row in rows if row.name not in {x["row"]["name"] for x in known}]
+    if args.jobs > 1 and device == "cuda":
+        from ckda.bench.tuning import compile_rows
+
+        compile_rows(args.jobs, device, left)
+
     def keep(found: list[dict[str, Any]]) -> None:
         write_json(folder / "sweep.json", result | {"rows": found})
         write_json(folder / "bounds.json", sweep.bounds(found))
@@ -276,7 +282,7 @@ def _print_plan(args: argparse.Namespace) -> int:
     """How many seconds of a GPU the parts are likely to take, without running anything."""
     seconds: dict[str, float] = {}
     if args.sweep:
-        seconds |= {f"sweep: {row.name}": sweep.estimate(row) for row in _sweep_rows(args)}
+        seconds |= {f"sweep: {row.name}": sweep.estimate(row, args.jobs) for row in _sweep_rows(args)}
     if args.host:
         seconds["host"] = host.ESTIMATE
     if args.throughput:

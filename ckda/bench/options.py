@@ -33,8 +33,8 @@ def add_bench(parser: Parser) -> None:
         "--jobs",
         type=int,
         default=1,
-        help="so many processes compile flash-linear-attention's configurations first, and each is timed briefly (default: 1, its "
-        "own way, minutes a shape)",
+        help="so many processes compile first: the rows of --sweep; else flash-linear-attention's configurations, each of which is "
+        "then timed briefly (default: 1, its own way, minutes a shape)",
     )
     add("--sweep", action="store_true", help="what each change of a call costs beside the main one")
     add(

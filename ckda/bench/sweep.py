@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ckda.ops import complex_kda
 
-__all__ = ["COUNT", "MAIN", "ROWS", "Row", "bounds", "draw", "estimate", "inputs", "measure_row", "sweep"]
+__all__ = ["COUNT", "MAIN", "ROWS", "Row", "bounds", "draw", "estimate", "inputs", "measure_row", "run_once", "sweep"]
 
 MEAN_LOG = {"mild": 0.03, "harsh": 8.0}
 COUNT = 30  #: timed calls
@@ -251,6 +251,13 @@ def _calls(row: Row, device: str) -> tuple[Callable[[], Any], Callable[[], Any]]
     return forward, both
 
 
+def run_once(row: Row, device: str) -> None:
+    """All that measuring the row calls, once, so that it is compiled."""
+    errors(row, device)
+    for call in _calls(row, device):
+        call()
+
+
 def measure_row(row: Row, device: str, count: int = COUNT) -> dict[str, Any]:
     """Times of forward and forward+backward, and peak memory; the host's time is taken afterwards (:func:`_measure_host`)."""
     forward, both = _calls(row, device)
@@ -330,10 +337,10 @@ def sweep(
     return found
 
 
-def estimate(row: Row) -> float:
-    """Seconds of an H200 that a row is likely to take: compiling, the check against float64, and its calls."""
+def estimate(row: Row, jobs: int = 1) -> float:
+    """Seconds of an H200 that a row is likely to take: compiling by so many processes, the check against float64, and its calls."""
     both = 2.2e-3 * {"float32": 8.0}.get(row.dtype, 4.0 if max(row.K, row.V) > 128 else 1.5)
-    return 6.0 + both * (2 * COUNT + COUNT + 20)
+    return 2.3 + 4.5 / min(jobs, 3) + both * (2 * COUNT + COUNT + 20)
 
 
 def bounds(found: list[dict[str, Any]]) -> dict[str, Any]:

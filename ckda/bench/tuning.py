@@ -1,21 +1,23 @@
-"""flash-linear-attention tries every configuration of a kernel at its first call. Here several processes compile them first.
+"""Several processes compile what one will measure: Triton keeps what it compiled on the disk, where the latter finds it.
 
-Triton keeps what it compiled on the disk, so the process that measures afterwards finds it there. It then times each configuration
-for some 20 ms instead of 100, which is the same choice for less of a GPU's time.
+flash-linear-attention tries every configuration of a kernel at its first call. Afterwards each is timed for some 20 ms instead of
+100, which is the same choice for less of a GPU's time. The rows of the sweep have no choice; they are run once.
 """
 
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import torch
 
+from ckda.bench import sweep
 from ckda.bench.options import Shape
 from ckda.bench.peers import peers
 
-__all__ = ["compile_side_by_side", "share_configurations"]
+__all__ = ["compile_rows", "compile_side_by_side", "share_configurations"]
 
 
 def share_configurations(part: int, parts: int) -> None:
@@ -32,21 +34,33 @@ def share_configurations(part: int, parts: int) -> None:
     Autotuner.__init__ = made
 
 
-def compile_side_by_side(jobs: int, shape: Shape) -> None:
-    """All of FLA's configurations for heads of that size, by so many processes; this one then times each briefly."""
-    again = [sys.executable, "-m", "ckda.bench.tuning", *map(str, shape), str(jobs)]
+def _side_by_side(jobs: int, *words: Any) -> None:
+    """So many processes, each its share of what the words name."""
+    again = [sys.executable, "-m", "ckda.bench.tuning", str(jobs)]
     silent = subprocess.DEVNULL
-    children = [subprocess.Popen([*again, str(part)], stdout=silent, stderr=silent) for part in range(jobs)]
+    children = [
+        subprocess.Popen([*again, str(part), *map(str, words)], stdout=silent, stderr=silent) for part in range(jobs)
+    ]
     try:
         for child in children:
             child.wait()
     finally:
         for child in children:
             child.kill()
+
+
+def compile_side_by_side(jobs: int, shape: Shape) -> None:
+    """All of FLA's configurations for heads of that size, by so many processes; this one then times each briefly."""
+    _side_by_side(jobs, "fla", *shape)
     share_configurations(0, 1)
 
 
-def _compile_share(shape: Shape, parts: int, part: int) -> None:
+def compile_rows(jobs: int, device: str, names: Sequence[str]) -> None:
+    """These rows of the sweep, by so many processes."""
+    _side_by_side(jobs, "sweep", device, *names)
+
+
+def _compile_fla(parts: int, part: int, shape: Shape) -> None:
     """What one of those processes does: forward and backward of FLA's peers."""
     share_configurations(part, parts)
     for peer in peers("cuda", None):
@@ -57,8 +71,19 @@ def _compile_share(shape: Shape, parts: int, part: int) -> None:
                 ).both()
 
 
+def _compile_rows(parts: int, part: int, device: str, names: Sequence[str]) -> None:
+    """What one of those processes does: the calls of its rows, once each. The last rows take longest, so they are dealt first."""
+    rows = {row.name: row for row in sweep.ROWS}
+    for name in names[::-1][part::parts]:
+        with suppress(Exception):  # who measures says so
+            sweep.run_once(rows[name], device)
+
+
 if __name__ == "__main__":
-    B, T, H, D, jobs, share = map(int, sys.argv[1:])
-    _compile_share(Shape(B, T, H, D), jobs, share)
+    parts, part, what, *words = sys.argv[1:]
+    if what == "fla":
+        _compile_fla(int(parts), int(part), Shape(*map(int, words)))
+    else:
+        _compile_rows(int(parts), int(part), words[0], words[1:])
     sys.stdout.flush()
     os._exit(0)  # some of FLA's threads do not end by themselves

@@ -1,9 +1,10 @@
-"""FLA's configurations shared among processes: each is compiled by one, and none is forgotten."""
+"""What is compiled before it is timed, shared among processes: each is compiled by one, and none is forgotten."""
 
 import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from ckda.cli import main
 
@@ -22,6 +23,28 @@ def test_every_configuration_is_somebodys(monkeypatch: pytest.MonkeyPatch, num: 
             assert callable(tuner._do_bench)
     assert all(shares), "a process without any could not run the kernel"
     assert {config for share in shares for config in share} == {*range(num)}
+
+
+def test_every_row_of_the_sweep_is_somebodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckda.bench import sweep, tuning
+
+    run: list[str] = []
+    monkeypatch.setattr(sweep, "run_once", lambda row, device: run.append(row.name))
+    names = [row.name for row in sweep.ROWS]
+    for part in range(4):
+        tuning._compile_rows(4, part, "cpu", names)
+    assert sorted(run) == sorted(names)
+
+
+def test_a_row_is_run_as_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckda.bench import sweep
+
+    row = sweep.MAIN._replace(B=1, T=40, H=2, HV=2, K=16, V=16)
+    calls: list[bool] = []
+    plain = sweep.complex_kda
+    monkeypatch.setattr(sweep, "complex_kda", lambda **call: (calls.append(torch.is_grad_enabled()), plain(**call))[1])
+    sweep.run_once(row, "cpu")
+    assert calls == [True, True, False, True]  # the check and its float64, forward, forward and backward
 
 
 def test_jobs_say_how_a_peer_was_tuned(tmp_path: Path) -> None:
