@@ -23,6 +23,8 @@ _COLOURS = {
     "deltaproduct4": "#8ab79a",
 }
 
+_MARKS = {"GPU": "o", "CPU": "s"}
+
 
 def _device(one: SuiteRun) -> str:
     """GPU or CPU, where its milliseconds were taken."""
@@ -90,7 +92,7 @@ def suite_figure(result: SuiteResult) -> Any:
                 values = [one.scores[str(n)][r] for n in lengths]
                 thick = {"linewidth": 2.2, "label": f"{one.label} ({one.solved}/{len(one.seeds)})"}
                 style = thick if r == best else {"linewidth": 0.7, "alpha": 0.5}
-                axes.plot(lengths, values, color=_COLOURS[one.arm], **style)
+                axes.plot(lengths, values, color=_COLOURS[one.arm], zorder=3 if one.arm == "ckda" else 2, **style)
         axes.axvline(RANGE[0], color="#5c6b7a", linewidth=1, linestyle="--")
         axes.set_xscale("log", base=2)
         axes.set(title=name, ylim=(-0.1, 1.06), xlabel="length")
@@ -110,15 +112,15 @@ def _draw_cost(axes: Any, result: SuiteResult) -> None:
     for one in result.runs.values():
         parts.setdefault((one.arm, _device(one)), []).append(one)
     for (arm, device), runs in parts.items():
-        score = fmean(fmean(one.main) for one in runs)
-        ms = fmean(one.update_ms for one in runs)
-        axes.plot([ms], [score], "o" if device == "GPU" else "s", color=_COLOURS[arm])
-        text = f"{runs[0].label} ({device}, {len(runs)} task{'s' * (len(runs) > 1)})"
-        axes.annotate(text, (ms, score), textcoords="offset points", xytext=(5, 3), fontsize=6)
+        ms, score = fmean(one.update_ms for one in runs), fmean(fmean(one.main) for one in runs)
+        axes.plot([ms], [score], _MARKS[device], color=_COLOURS[arm])
+    for device, mark in _MARKS.items():
+        axes.plot([], [], mark, color="#5c6b7a", label=device)
     axes.set(
         title="cost", xlabel="ms an update, all seeds", ylabel="mean score, 40 to 256", ylim=(-0.1, 1.06), xscale="log"
     )
-    axes.margins(x=0.35)
+    axes.margins(x=0.1)
+    axes.legend(frameon=False, fontsize=6.5, title="colours as beside", title_fontsize=6.5)
 
 
 def write_report(result: SuiteResult, out: Path) -> None:
