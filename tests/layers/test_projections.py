@@ -159,7 +159,7 @@ def test_second_derivatives(by_modules, way):
         def twice():
             leaves = [x, *layer.parameters()]
             first = torch.autograd.grad(layer(x).sin().sum(), leaves, create_graph=True)
-            with pytest.raises(RuntimeError, match="no autograd formula|no second derivative"):
+            with pytest.raises(RuntimeError, match=r"no autograd formula|no second derivative"):
                 first[0].sum().backward(retain_graph=True)
             second = torch.autograd.grad(first[-1].square().sum(), leaves[-1], retain_graph=True)  # of o_proj alone
             return *first, *second
