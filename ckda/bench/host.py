@@ -33,6 +33,9 @@ ESTIMATE = 60.0  #: seconds of an H200: one process that compiles, and one more 
 
 Calls = dict[str, Callable[[], Any]]
 
+#: forward and backward without autograd's own thread: what handing over to it costs is the difference
+ONE_THREAD = "forward+backward, one thread"
+
 
 class Sizes(NamedTuple):
     """What is measured; the smoke run takes smaller ones."""
@@ -66,6 +69,16 @@ def host_ms(call: Callable[[], Any], device: str, count: int = COUNT, rounds: in
     return statistics.median(means)
 
 
+def in_one_thread(call: Callable[[], Any]) -> Callable[[], Any]:
+    """The call, with the backward in the caller's thread."""
+
+    def run() -> None:
+        with torch.autograd.set_multithreading_enabled(False):
+            call()
+
+    return run
+
+
 def operator_calls(B: int, T: int, sizes: Sizes, device: str, **changes: Any) -> Calls:
     """Forward, and forward+backward, of the sweep's main row with B x T tokens."""
     H, D = sizes.heads, sizes.head_dim
@@ -80,7 +93,7 @@ def operator_calls(B: int, T: int, sizes: Sizes, device: str, **changes: Any) ->
     def both() -> None:
         torch.autograd.grad(complex_kda(**call)[0], leaves, do)
 
-    return {"forward": forward, "forward+backward": both}
+    return {"forward": forward, "forward+backward": both, ONE_THREAD: in_one_thread(both)}
 
 
 def layer_calls(sizes: Sizes, device: str, autocast: bool = False) -> Calls:
@@ -112,7 +125,7 @@ def layer_calls(sizes: Sizes, device: str, autocast: bool = False) -> Calls:
         with torch.no_grad(), cast:
             layer.step(x[:, 0], cache)
 
-    return {"forward": forward, "forward+backward": both, "step": step}
+    return {"forward": forward, "forward+backward": both, ONE_THREAD: in_one_thread(both), "step": step}
 
 
 def token(batch: int, sizes: Sizes, device: str) -> Callable[[], Any]:

@@ -13,11 +13,12 @@ from ckda.bench import cudnn
 from ckda.bench.options import Shape
 from ckda.ops import complex_kda
 
-__all__ = ["REGIMES", "Bound", "Peer", "compiled", "given_inputs", "inputs", "leaves", "peers"]
+__all__ = ["REGIMES", "Bound", "Peer", "compiled", "given_inputs", "inputs", "label", "leaves", "peers"]
 
 Call = dict[str, Any]
 Runner = Callable[[Call], Tensor]
 
+GAUGE = "ckda over fla (signs absorbed)"  #: the paper's gauge over FLA's KDA
 REGIMES = (-2.5, -0.03)  #: means of log|alpha|: state that is forgotten at once, and state that is kept
 
 
@@ -35,6 +36,23 @@ class Peer(NamedTuple):
     draw: Callable[[Shape, str, torch.dtype, int], Call]  #: its arguments, from shape, device, dtype and seed
     bind: Callable[[Call, Tensor], Bound]  #: from the arguments and do
     same: bool = True  #: whether it computes the operator, so that it is checked against float64
+    foreign: bool = False  #: whether its kernels are others': then it is timed even where it is inaccurate, and says so
+    inaccurate: str | None = None  #: what the check found, in words
+
+    def row(self, shape: Shape) -> dict[str, Any]:
+        """What a record says of it at a shape before it is timed."""
+        row: dict[str, Any] = {"peer": self.name, "shape": shape._asdict()}
+        return row if self.inaccurate is None else row | {"inaccurate": self.inaccurate}
+
+
+def label(row: dict[str, Any]) -> str:
+    """How a record's row is called where it is shown: one that is inaccurate never goes without these words.
+
+    Example:
+        >>> label({"peer": "cudnn kda"}), label({"peer": "cudnn kda", "inaccurate": "inaccurate: dg 2.4e-02"})
+        ('cudnn kda', 'cudnn kda (inaccurate: dg 2.4e-02)')
+    """
+    return f"{row['peer']} ({row['inaccurate']})" if row.get("inaccurate") else row["peer"]
 
 
 def leaves(call: Call) -> list[Tensor]:
@@ -160,27 +178,29 @@ def peers(
     device: str, wanted: list[str] | None, folder: Path | None = None, throughput: bool = False, **options: Any
 ) -> list[Peer]:
     """Ours first; flash-linear-attention's where it can be imported; cuDNN's from a folder. With `throughput`, those of the
-    paper's figure, compiled with these options of torch.compile."""
+    paper's figure, compiled with these options of torch.compile, and the gauge as it is too."""
     own = _ours("triton" if device == "cuda" else "chunked")
     has_fla = device == "cuda" and find_spec("fla") is not None
     bind = (lambda run: compiled(run, **options)) if throughput else _autograd
     found = [Peer("ckda", inputs, bind(own)), Peer("kda", _unsigned_inputs, bind(own))]
     if has_fla:
         found += [
-            Peer("fla kda", _unsigned_inputs, bind(_fla_kda(keep=False))),
-            Peer("fla kda, intermediates kept", _unsigned_inputs, bind(_fla_kda(keep=True))),
-            Peer("fla deltaproduct2", _two_updates, bind(_fla_delta_product), same=False),
-            Peer("ckda over fla (signs absorbed)", inputs, bind(_ours("fla"))),
+            Peer("fla kda", _unsigned_inputs, bind(_fla_kda(keep=False)), foreign=True),
+            Peer("fla kda, intermediates kept", _unsigned_inputs, bind(_fla_kda(keep=True)), foreign=True),
+            Peer("fla deltaproduct2", _two_updates, bind(_fla_delta_product), same=False, foreign=True),
+            Peer(GAUGE, inputs, bind(_ours("fla")), foreign=True),
         ]
-    if has_fla and not throughput:
-        found.append(Peer("ckda over fla, compiled", inputs, compiled(_ours("fla"))))
+        if throughput:  # inductor may not be able to compile it
+            found.append(Peer(f"{GAUGE}, not compiled", inputs, _autograd(_ours("fla")), foreign=True))
+        else:
+            found.append(Peer("ckda over fla, compiled", inputs, compiled(_ours("fla")), foreign=True))
     if folder is not None:
         launches = cudnn.load(folder)
         for mean in REGIMES:
             draw = given_inputs(mean)
             found += [
                 Peer(f"kda, given gates of mean {mean}", draw, _autograd(own)),
-                Peer(f"cudnn kda, given gates of mean {mean}", draw, launches),
+                Peer(f"cudnn kda, given gates of mean {mean}", draw, launches, foreign=True),
             ]
     if wanted:
         unknown = set(wanted) - {peer.name for peer in found}

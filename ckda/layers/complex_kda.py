@@ -10,8 +10,8 @@ from torch.nn.functional import silu
 
 from ckda import transition
 from ckda.layers.convolution import ShortConvolution, convolve_parts, convolve_together, has_kernel
-from ckda.layers.gated_norm import HeadNorm
-from ckda.layers.projections import Projections, project_together
+from ckda.layers.gated_norm import HeadNorm, norm_and_project
+from ckda.layers.projections import Convolutions, Projections, project_together
 from ckda.ops import complex_kda, complex_kda_step
 from ckda.ops.call import unit
 from ckda.ops.context import Context, complex_kda_context
@@ -108,6 +108,8 @@ class ComplexKDA(nn.Module):
         _check_sizes(self, conv_size)
         _check_options(self, output_gate)
         HV, V, d, widths = self.num_v_heads, self.head_v_dim, hidden_size, self._widths()
+        dims = {"q": self.head_dim, "k": self.head_dim, "v": V}
+        self._as_heads = {name: (widths[name] // dim, dim) for name, dim in dims.items()}  # how many, and how wide
         self.q_proj = nn.Linear(d, widths["q"], bias=False)
         self.k_proj = nn.Linear(d, widths["k"], bias=False)
         self.v_proj: nn.Module = nn.Linear(d, widths["v"], bias=False)
@@ -176,11 +178,22 @@ class ComplexKDA(nn.Module):
         elif self.beta_init == "half":
             self.b_proj.bias.fill_(-math.log(3))  # 2 sigmoid(-log 3) = 1/2
 
-    def _projections(self, x: Tensor, names: Sequence[str]) -> Projections:
-        """The projections of x [B, T, d], those of the names together where they can be, or else all from the rows of x."""
+    def _projections(
+        self, x: Tensor, names: Sequence[str], cu_seqlens: Tensor | None = None, context: Context | None = None
+    ) -> Projections:
+        """The projections of x [B, T, d], those of the names together where they can be, or else all from the rows of x.
+
+        q, k and v, the first of the names, are convolved with them where :meth:`_convolve` would do it in one node too.
+        """
         _check_shape("x", x, "B, T, d", (None, None, self.hidden_size))
         modules = [module for module in map(self._modules.get, names) if module is not None]
-        made = project_together(x, modules)
+        made: dict[nn.Module, Tensor] = {}
+        if x.requires_grad and torch.is_grad_enabled():
+            if self.convolutions and context is None and has_kernel(x):
+                made = project_together(x, modules, self._convolutions(x.shape[:2], cu_seqlens))
+                if made:
+                    return Projections(x, made, convolved=True)
+            made = project_together(x, modules)
         return Projections(x if len(made) == len(modules) else _rows(x), made)
 
     def _project(
@@ -199,8 +212,10 @@ class ComplexKDA(nn.Module):
         """
         project, lead = project or self._projections(x, ()), x.shape[:2]
         projected = {"q": project(self.q_proj), "k": project(self.k_proj), "v": project(self.v_proj)}
-        out: dict[str, Any]
-        out, new_past = self._convolve(projected, lead, past, cu_seqlens, context)
+        out: dict[str, Any] = projected
+        new_past: dict[str, Tensor] = {}
+        if not project.convolved:
+            out, new_past = self._convolve(projected, lead, past, cu_seqlens, context)
         gates = self._gates(project, out["q"].dtype, lead)
         if attention_mask is not None and self.initial_state is not None:
             gates["g"] = gates["g"].masked_fill(attention_mask[..., None, None] == 0, self._still())
@@ -215,12 +230,8 @@ class ComplexKDA(nn.Module):
         context: Context | None,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Convolution and SiLU of the projections, where they have them, heads split; and the new past, unless past is None."""
-        heads = {"q": self.head_dim, "k": self.head_dim, "v": self.head_v_dim}
         if past is None and context is None and self.convolutions and all(map(has_kernel, y.values())):
-            weights = [cast(ShortConvolution, self.convolutions[name]).weight for name in y]
-            shapes = [(*lead, x.shape[-1] // heads[name], heads[name]) for name, x in y.items()]
-            activated = [name in self.activate for name in y]
-            together = convolve_together(list(y.values()), weights, cu_seqlens, shapes, activated)
+            together = convolve_together([*y.values()], *self._convolutions(lead, cu_seqlens))
             return dict(zip(y, together, strict=True)), {}
         y = {name: under(lead, x) for name, x in y.items()}
         new_past: dict[str, Tensor] = {}
@@ -234,7 +245,15 @@ class ComplexKDA(nn.Module):
                 else:
                     y[name], new_past[name] = convolution(y[name], past.get(name), cu_seqlens, activate=activate)
         plain = self.activate - set(self.convolutions)
-        return {name: split(lead, silu(x) if name in plain else x, heads[name]) for name, x in y.items()}, new_past
+        return {
+            name: split(lead, silu(x) if name in plain else x, self._as_heads[name][1]) for name, x in y.items()
+        }, new_past
+
+    def _convolutions(self, lead: torch.Size, cu_seqlens: Tensor | None) -> Convolutions:
+        """Those of q, k and v, from rows to heads; lead: B and T."""
+        weights = [cast(ShortConvolution, convolution).weight for convolution in self.convolutions.values()]
+        shapes = tuple((*lead, *heads) for heads in self._as_heads.values())
+        return Convolutions(weights, cu_seqlens, shapes, tuple(name in self.activate for name in self._as_heads))
 
     def _gates(self, project: Projections, dtype: torch.dtype, lead: torch.Size) -> dict[str, Tensor]:
         """The raw gate [B, T, HV, K] and the logit of beta [B, T, HV], in the dtype of q, k and v; lead: B and T."""
@@ -299,7 +318,8 @@ class ComplexKDA(nn.Module):
 
         Where attention_mask [B, T] is 0, x must be zero.
         """
-        project = self._projections(x, [name for name in self._readers if name != "g_proj"])
+        readers = [name for name in self._readers if name != "g_proj"]
+        project = self._projections(x, readers, cu_seqlens, context)
         return self._read(x, project, cu_seqlens, attention_mask, context)
 
     def _read(
@@ -325,7 +345,8 @@ class ComplexKDA(nn.Module):
 
     def gated_out(self, o: Tensor, gate: Tensor | None) -> Tensor:
         """From the readout o [..., HV, V] and the projection behind the output gate [..., HV * V] to the output [..., d]."""
-        return under(o.shape[:-2], self.o_proj(_rows(self.o_norm(o, gate), 2)))
+        y = norm_and_project(self.o_norm, self.o_proj, o, gate)
+        return under(o.shape[:-2], self.o_proj(_rows(self.o_norm(o, gate), 2))) if y is None else y
 
     def forward(
         self,
@@ -345,7 +366,7 @@ class ComplexKDA(nn.Module):
                 the tokens of all ranks (:func:`ckda.ops.context.complex_kda_context`).
         """
         x = _silenced(x, attention_mask)
-        project = self._projections(x, self._readers)
+        project = self._projections(x, self._readers, cu_seqlens, context)
         o = self._read(x, project, cu_seqlens, attention_mask, context)
         gate = None if self.g_proj is None else project(self.g_proj)
         return _silenced(self.gated_out(o, gate), attention_mask)

@@ -27,8 +27,10 @@ from ckda.ops.triton import HAS_TRITON
 
 __all__ = [
     "ShortConvolution",
+    "backward_together",
     "convolve_parts",
     "convolve_together",
+    "forward_together",
     "has_kernel",
     "position_in_sequence",
     "short_convolution",
@@ -232,14 +234,18 @@ def _backward_apart(backward: Callable[..., Sequence[Tensor]], *arguments: Any) 
     return dxs + dweights
 
 
-def _forward_together(*arguments: Any) -> tuple[Tensor, ...]:
+def forward_together(*arguments: Any) -> tuple[Tensor, ...]:
+    """y of each."""
     parts, shapes = _parts(*arguments)
     if all(has_kernel(part[0]) for part in parts):
         return tuple(_kernels().forward_all(parts, shapes))
     return _forward_apart(_forward, *arguments)
 
 
-def _backward_together(*arguments: Any) -> list[Tensor]:
+def backward_together(*arguments: Any) -> list[Tensor]:
+    """dx and then dweight of each, from dy of each and the arguments of :func:`forward_together`."""
+    if torch.is_grad_enabled():  # the op says that there is no second derivative
+        return _backward_apart(torch.ops.ckda.short_convolution_backward, *arguments)
     num = len(arguments[-1])
     parts, _ = _parts(*arguments[num:])
     if all(has_kernel(part[0]) for part in parts):
@@ -247,12 +253,7 @@ def _backward_together(*arguments: Any) -> list[Tensor]:
     return _backward_apart(_backward, *arguments)
 
 
-_together = one_node(
-    partial(_forward_apart, short_convolution),
-    _forward_together,
-    partial(_backward_apart, torch.ops.ckda.short_convolution_backward),
-    _backward_together,
-)
+_together = one_node(partial(_forward_apart, short_convolution), forward_together, backward_together, backward_together)
 
 
 def convolve_together(

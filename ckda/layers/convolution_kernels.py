@@ -117,9 +117,10 @@ def convolution_gradient_kernel(
     p_past,  # [B, S - 1, D]
     p_cu,  # [num_cu]
     p_dz,  # [B, T, D], written where ACTIVATE; else dz is dy
-    p_dweight,  # [programs along T, D, S] float32
+    p_dweight,  # [programs along T, D, S] float32, channels of several convolutions side by side
     T,
     D,
+    dweight_n,
     dy_b,
     dy_t,
     x_b,
@@ -151,7 +152,7 @@ def convolution_gradient_kernel(
         b_dz = b_dz * b_sigma * (1.0 + b_z * (1.0 - b_sigma))
         rows = (i_b * T + o_t) * D
         tl.store(p_dz + rows[:, None] + o_d[None, :], b_dz.to(p_dz.dtype.element_ty), mask=mask)
-    p_part = p_dweight + (tl.program_id(0).to(tl.int64) * D + o_d) * S
+    p_part = p_dweight + tl.program_id(0).to(tl.int64) * dweight_n + o_d * S
     for s in tl.static_range(S):
         b_x = _delayed(p_x, p_past, i_b, o_t, o_d, b_first, s, T, D, x_b, x_t, past_b, past_t, S, HAS_PAST)
         tl.store(p_part + s, tl.sum(b_dz * b_x, 0), mask=o_d < D)
@@ -269,25 +270,37 @@ def forward_all(parts: Sequence[Part], shapes: Sequence[torch.Size]) -> list[Ten
 
 
 def backward_all(dys: Sequence[Tensor], parts: Sequence[Part]) -> list[Tensor]:
-    """dx of each in the shape of its x, and dweight of each, from dy [B, T, ...]."""
+    """dx of each in the shape of its x, and dweight of each, from dy [B, T, ...]; the dweight are added up by one launch."""
     tensors, activate = _given(parts)
     given = [*dys, *tensors]
     kept = replay.kept_for("convolution", given, activate)
     made = replay.rerun(kept, "backward", given)
     if made is None:
-        empty = dys[0].numel() == 0
-        dxs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x, *_ in parts]
-        make = torch.zeros if empty else torch.empty
-        made = [*dxs, *(make(w.shape, dtype=w.dtype, device=w.device) for _, w, *_ in parts)]
-        if empty:
-            return made  # type: ignore[return-value]
-        run = []
-        for dy, part, dx, dweight in zip(dys, parts, dxs, made[len(parts) :], strict=True):
-            part = _at(part, dy.shape)
-            assert dweight is not None
-            run += _backward(dy.reshape(part[0].shape), _launches(*part), dx.view(part[0].shape), dweight)
-        replay.record(kept, "backward", [(launch, launch()) for launch in run], given, made)
-    return made  # type: ignore[return-value]
+        made = _backward_all(dys, parts, kept, given)
+    *dxs, dweights = made
+    return [*dxs, *dweights.split_with_sizes([len(part[1]) for part in parts])]  # type: ignore[union-attr, list-item]
+
+
+def _backward_all(
+    dys: Sequence[Tensor], parts: Sequence[Part], kept: replay.Kept, given: list[Tensor | None]
+) -> list[Tensor | None]:
+    """dx of each, and the dweight one under the other."""
+    (x, weight, *_), widths = parts[0], [len(part[1]) for part in parts]
+    if any(part[1].shape[1] != weight.shape[1] for part in parts):
+        raise ValueError(f"the weights have {[part[1].shape[1] for part in parts]} taps; all must have as many")
+    dxs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x, *_ in parts]
+    dweights = torch.empty(sum(widths), weight.shape[1], dtype=weight.dtype, device=weight.device)
+    if dys[0].numel() == 0:
+        return [*dxs, dweights.zero_()]
+    views = [_at(part, dy.shape) for part, dy in zip(parts, dys, strict=True)]
+    ofs = [_launches(*part) for part in views]
+    sums = torch.empty(ofs[0].grid[0], *dweights.shape, dtype=torch.float32, device=x.device)
+    run: list[Launch] = []
+    for dy, (x, *_), of, dx, dweight in zip(dys, views, ofs, dxs, sums.split_with_sizes(widths, 1), strict=True):
+        run += _backward(dy.reshape(x.shape), of, dx.view(x.shape), dweight)
+    run.append(sum_parts(sums, dweights))
+    replay.record(kept, "backward", [(launch, launch()) for launch in run], given, [*dxs, dweights])
+    return [*dxs, dweights]
 
 
 def forward(x: Tensor, weight: Tensor, past: Tensor | None, cu_seqlens: Tensor | None, activate: bool) -> Tensor:
@@ -304,11 +317,10 @@ def backward(
 
 
 def _backward(dy: Tensor, of: _Launches, dx: Tensor, dweight: Tensor) -> list[Launch]:
-    """The launches that write dx and dweight."""
+    """The launches that write dx and the parts of dweight [programs, D, S], which lie among those of others."""
     dy = _rows(dy)
     dz = torch.empty_like(dx) if of.read["ACTIVATE"] else dy
-    parts = torch.empty(of.grid[0], *dweight.shape, dtype=torch.float32, device=dx.device)
-    places = {"dy_b": dy.stride(0), "dy_t": dy.stride(1)}
-    gradient = of.launch(convolution_gradient_kernel, p_dy=dy, p_dz=dz, p_dweight=parts, **of.read, **places)
+    places = {"dweight_n": dweight.stride(0), "dy_b": dy.stride(0), "dy_t": dy.stride(1)}
+    gradient = of.launch(convolution_gradient_kernel, p_dy=dy, p_dz=dz, p_dweight=dweight, **of.read, **places)
     places = {"dz_b": dz.stride(0), "dz_t": dz.stride(1)}
-    return [gradient, of.launch(convolution_input_kernel, p_dz=dz, p_dx=dx, **places), sum_parts(parts, dweight)]
+    return [gradient, of.launch(convolution_input_kernel, p_dz=dz, p_dx=dx, **places)]

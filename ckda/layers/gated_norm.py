@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
-from ckda.layers.node import one_node
+from ckda.layers.node import is_trained_linear, is_unhooked, modules_are_seen, one_node
 from ckda.ops.call import other_derivative
+from ckda.ops.dispatch import is_plain, without_transforms
 from ckda.ops.triton import HAS_TRITON
 
-__all__ = ["HeadNorm", "gated_norm", "torch_backward", "torch_forward", "torch_gated_norm"]
+__all__ = ["HeadNorm", "gated_norm", "norm_and_project", "torch_backward", "torch_forward", "torch_gated_norm"]
 
 
 def torch_gated_norm(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Tensor:
@@ -166,6 +168,11 @@ def gated_norm(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float = 1e-5
     return _node(o, gate, weight, eps)
 
 
+def _is_one_node(o: Tensor) -> bool:
+    """Elsewhere a compiler, or nothing, makes one kernel of it."""
+    return o.is_cuda and not torch.compiler.is_compiling()
+
+
 class HeadNorm(nn.Module):
     """RMSNorm of each head's output, times the sigmoid of an output gate where there is one. The norm is in float32.
 
@@ -181,6 +188,46 @@ class HeadNorm(nn.Module):
 
     def forward(self, o: Tensor, gate: Tensor | None = None) -> Tensor:
         """o [..., V], and gate of as many elements."""
-        if o.is_cuda and not torch.compiler.is_compiling():  # elsewhere a compiler, or nothing, makes one kernel of it
+        if _is_one_node(o):
             return gated_norm(o, gate, self.weight, self.eps)
         return torch_gated_norm(o, None if gate is None else gate.reshape(o.shape), self.weight, self.eps)
+
+
+class _Projected(torch.autograd.Function):
+    """The norm and the product behind it."""
+
+    @staticmethod
+    def forward(ctx: Any, o: Tensor, gate: Tensor | None, scale: Tensor, weight: Tensor, eps: float) -> Tensor:
+        y = _one_group(o, gate, scale, eps).flatten(-2)
+        ctx.save_for_backward(o, gate, scale, weight, y)
+        ctx.eps = eps
+        return linear(y, weight)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        o, gate, scale, weight, y = ctx.saved_tensors
+        run = _one_group_backward
+        if torch.is_grad_enabled():  # create_graph: what was kept of y does not say where it is from
+            run, y = _backward_by_op, gated_norm(o, gate, scale, ctx.eps).flatten(-2)
+        dout = dout.reshape(-1, weight.shape[0])
+        dy = torch.mm(dout, weight).view(o.shape)
+        dweight = torch.mm(dout.t(), y.view(-1, weight.shape[1]))
+        return *run(dy, o, gate, scale, ctx.eps), dweight, None
+
+
+_projected = without_transforms(_Projected)
+
+
+def norm_and_project(norm: nn.Module, projection: nn.Module, o: Tensor, gate: Tensor | None) -> Tensor | None:
+    """projection(norm(o, gate)) [..., d] of o [..., HV, V] as one node; None where it cannot be one.
+
+    That is where the norm is one node, the projection a plain Linear that is trained, and nothing but autograd looks on.
+    """
+    if type(norm) is not HeadNorm or not (o.requires_grad and torch.is_grad_enabled() and _is_one_node(o)):
+        return None
+    if modules_are_seen(o) or not (is_unhooked(norm) and is_trained_linear(projection)):
+        return None
+    scale, weight = norm._parameters["weight"], projection._parameters["weight"]
+    if projection._parameters["bias"] is not None or not is_plain((o, gate, scale, weight)):
+        return None
+    return _projected(o, gate, scale, weight, norm.eps)

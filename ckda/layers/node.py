@@ -3,17 +3,20 @@
 The convolution, the gated norm and SwiGLU are registered as custom ops, so that torch.compile and vmap see them. In eager mode the
 op's bookkeeping costs the host several times what launching its kernel does: there the same functions run as a
 torch.autograd.Function.
+
+Nodes that do what modules do stand in for modules that nobody hooked, replaced or froze: calling them would do nothing more.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
-from ckda.ops.dispatch import is_plain, without_transforms
+from ckda.ops.dispatch import is_autocast, is_plain, is_watched, without_transforms
 
-__all__ = ["one_node"]
+__all__ = ["is_trained_linear", "is_unhooked", "modules_are_seen", "one_node"]
 
 
 def _num_tensors(arguments: tuple) -> int:
@@ -60,3 +63,24 @@ def one_node(
         return forward(*arguments)
 
     return call
+
+
+def modules_are_seen(x: Tensor) -> bool:
+    """Whether more than autograd looks at what modules do to x, or autocast casts for them."""
+    return bool(
+        is_watched() or is_autocast(x.device) or _has_any_global_hook() or torch._C._get_tracing_state() is not None
+    )
+
+
+def is_unhooked(module: nn.Module) -> bool:
+    """Whether calling the module is calling its class's forward."""
+    hooks = module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
+    return not hooks and "forward" not in module.__dict__ and module._compiled_call_impl is None
+
+
+def is_trained_linear(module: nn.Module) -> bool:
+    """Whether calling the module is a Linear's product, and all its parameters want a gradient."""
+    if type(module) is not nn.Linear or not is_unhooked(module):
+        return False
+    weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
+    return weight is not None and weight.requires_grad and (bias is None or bias.requires_grad)

@@ -8,63 +8,89 @@ that was most of a layer's backward. For y_i = x W_i^T + b_i, with the dy_i side
 so dx is summed over all projections before it is rounded. A pair is two projections in a row, as the low-rank gates are:
 y = h U^T + c with h = x W_i^T + b_i, dU = dy^T h, and dh = dy U stands for dy_i above.
 
-Legend: N rows, d channels of x, D of a projection.
+The short convolutions of q, k and v may be in the same node: a node less, and autograd need not look at what lies between.
+
+Legend: N rows, d channels of x, D of a projection, S taps.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
-from torch.nn.modules.module import _has_any_global_hook
 
-from ckda.ops.dispatch import is_autocast, is_plain, is_watched, without_transforms
+from ckda.layers.convolution import backward_together, forward_together
+from ckda.layers.node import is_trained_linear, is_unhooked, modules_are_seen
+from ckda.ops.dispatch import is_plain, without_transforms
 
-__all__ = ["Projections", "project_together"]
+__all__ = ["Convolutions", "Projections", "project_together"]
+
+
+class Convolutions(NamedTuple):
+    """What the first projections go through: arguments of :func:`ckda.layers.convolution.convolve_together`."""
+
+    weights: Sequence[Tensor]  #: [D, S] each
+    cu_seqlens: Tensor | None
+    shapes: tuple[tuple[int, ...], ...]
+    activate: tuple[bool, ...]
+
+
+class Plan(NamedTuple):
+    """What stands in a node, and so what its parameters are: W of all and U of the pairs, b of all and c of the pairs (None
+    where there is none), then the weights of the convolutions."""
+
+    num: int  #: projections, those that are convolved first, the pairs last
+    pairs: int
+    shapes: tuple[tuple[int, ...], ...] = ()
+    activate: tuple[bool, ...] = ()
+
+    def parameters(self, given: Sequence[Any]) -> tuple[Sequence[Tensor], Sequence[Tensor | None], Sequence[Tensor]]:
+        """Weights, biases and the convolutions' weights."""
+        num = self.num + self.pairs
+        return given[:num], given[num : 2 * num], given[2 * num :]
 
 
 class Together(torch.autograd.Function):
-    """Of x [..., d] and `num` projections, the pairs last: y [N, D] of each.
-
-    The parameters are W of all and U of the pairs, then b of all and c of the pairs, None where there is none.
-    """
+    """Of x [..., d]: y of each projection, [N, D] or in the shape of its convolution."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, num: int, *parameters: Any) -> tuple[Tensor, ...]:
-        weights, biases = _halves(parameters)
+    def forward(ctx: Any, x: Tensor, plan: Plan, cu_seqlens: Tensor | None, *parameters: Any) -> tuple[Tensor, ...]:
+        weights, biases, taps = plan.parameters(parameters)
+        num, few, alone = plan.num, len(taps), plan.num - plan.pairs
         ys = _products(x, num, weights, biases)
-        ctx.num, ctx.alone = num, 2 * num - len(weights)
-        hs = ys[ctx.alone :]
-        ctx.save_for_backward(x, *parameters, *hs)
-        return *ys[: ctx.alone], *map(linear, hs, weights[num:], biases[num:])
+        raw, hs = ys[:few], ys[alone:]
+        heads = forward_together(*raw, *taps, cu_seqlens, plan.shapes, plan.activate) if few else ()
+        ctx.plan = plan
+        ctx.save_for_backward(x, cu_seqlens, *raw, *hs, *parameters)
+        return *heads, *ys[few:alone], *map(linear, hs, weights[num:], biases[num:])
 
     @staticmethod
     def backward(ctx: Any, *dys: Tensor) -> tuple[Tensor | None, ...]:
-        num, alone = ctx.num, ctx.alone
-        x, *saved = ctx.saved_tensors
-        weights, biases = _halves(saved[: len(saved) - num + alone])
-        hs = saved[len(saved) - num + alone :]
-        if torch.is_grad_enabled():  # create_graph: what was kept of h does not say where it is from
-            hs = _products(x, num, weights, biases)[alone:]
-        dus = [torch.mm(dy.t(), h) for dy, h in zip(dys[alone:], hs, strict=True)]
+        plan = ctx.plan
+        num, few, alone = plan.num, len(plan.shapes), plan.num - plan.pairs
+        x, cu_seqlens, *saved = ctx.saved_tensors
+        weights, biases, taps = plan.parameters(saved[few + plan.pairs :])
+        raw, hs = saved[:few], saved[few : few + plan.pairs]
+        if torch.is_grad_enabled():  # create_graph: what was kept does not say where it is from
+            ys = _products(x, num, weights, biases)
+            raw, hs = ys[:few], ys[alone:]
+        dtaps: list[Tensor] = []
         ends = [*dys[:alone], *map(torch.mm, dys[alone:], weights[num:]), *dys[alone:]]
+        if few:
+            found = backward_together(*dys[:few], *raw, *taps, cu_seqlens, plan.shapes, plan.activate)
+            ends[:few], dtaps = found[:few], found[few:]
+        dus = [torch.mm(dy.t(), h) for dy, h in zip(dys[alone:], hs, strict=True)]
         dbs = [None if b is None else end.sum(0) for b, end in zip(biases, ends, strict=True)]
-        widths = [len(w) for w in weights[:num]]
+        widths = [w.shape[0] for w in weights[:num]]
         rest = -sum(widths) % 8  # zeros: cuBLAS is fast with rows of whole 16 bytes
         dy = _joined(ends[:num], 1, rest)
         dx = torch.mm(dy, _joined(weights[:num], 0, rest)).view(x.shape)
-        dws = torch.mm(dy.t(), _rows(x)).split([*widths, rest])
-        return dx, None, *dws[:num], *dus, *dbs
+        dws = torch.mm(dy.t(), _rows(x)).split_with_sizes([*widths, rest])
+        return dx, None, None, *dws[:num], *dus, *dbs, *dtaps
 
 
 _together = without_transforms(Together)
-
-
-def _halves(parameters: Sequence[Any]) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
-    """Weights and biases."""
-    half = len(parameters) // 2
-    return parameters[:half], parameters[half:]
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -87,8 +113,9 @@ def _joined(parts: Sequence[Tensor], axis: int, rest: int) -> Tensor:
 class Projections:
     """The projections of an input x: of a module it gives module(x), which may have been made with others before."""
 
-    def __init__(self, x: Tensor, made: dict[nn.Module, Tensor] | None = None):
+    def __init__(self, x: Tensor, made: dict[nn.Module, Tensor] | None = None, convolved: bool = False):
         self.x = x
+        self.convolved = convolved  #: whether what was made of the first modules is behind their convolutions
         self._made = made or {}
 
     def __call__(self, module: nn.Module) -> Tensor:
@@ -96,43 +123,43 @@ class Projections:
         return self._made.pop(module) if module in self._made else module(self.x)
 
 
-def project_together(x: Tensor, modules: Sequence[nn.Module]) -> dict[nn.Module, Tensor]:
+def project_together(
+    x: Tensor, modules: Sequence[nn.Module], convolutions: Convolutions | None = None
+) -> dict[nn.Module, Tensor]:
     """module(x) of those modules that can be one node: a plain Linear each, or two in a row, all of whose parameters are trained.
 
     None where x needs no gradient, where something else than autograd looks on, and under autocast, whose cache of casts a node
-    would go around.
+    would go around. With `convolutions` the first modules' come convolved; none where they cannot be.
 
     Example:
         >>> x, a, b = torch.randn(2, 4, requires_grad=True), nn.Linear(4, 3), nn.Sequential(nn.Linear(4, 1), nn.Linear(1, 5))
         >>> {y.grad_fn.name(): y.shape for y in project_together(x, [a, b, nn.Identity()]).values()}
         {'TogetherBackward': torch.Size([2, 5])}
     """
-    if is_watched() or not (x.requires_grad and torch.is_grad_enabled() and x.is_contiguous()):
+    if not (x.requires_grad and torch.is_grad_enabled() and x.is_contiguous()) or modules_are_seen(x):
         return {}
-    if is_autocast(x.device) or _has_any_global_hook() or torch._C._get_tracing_state():
+    single: list[nn.Module] = []
+    pairs: list[tuple[nn.Module, ...]] = []
+    for module in dict.fromkeys(modules):
+        if is_trained_linear(module):
+            single.append(module)
+        elif pair := _trained_pair(module):
+            pairs.append((module, *pair))
+    few, cu_seqlens, plan = 0, None, Plan(len(single) + len(pairs), len(pairs))
+    linears = [*single, *(pair[1] for pair in pairs), *(pair[2] for pair in pairs)]
+    parameters: list[Tensor | None] = [m._parameters["weight"] for m in linears]
+    parameters += [m._parameters["bias"] for m in linears]
+    if convolutions is not None:
+        few, cu_seqlens = len(convolutions.weights), convolutions.cu_seqlens
+        plan = plan._replace(shapes=convolutions.shapes, activate=convolutions.activate)
+        parameters += convolutions.weights
+    if plan.num < 2 or single[:few] != [*modules[:few]] or not is_plain((x, cu_seqlens, *parameters)):
         return {}
-    chains = {module: linears for module in modules if (linears := _linears(module))}
-    order = sorted(chains, key=lambda module: len(chains[module]))
-    linears = [chains[module][0] for module in order] + [m for module in order for m in chains[module][1:]]
-    parameters = [m._parameters[name] for name in ("weight", "bias") for m in linears]
-    if len(order) < 2 or not is_plain((x, *parameters)):
-        return {}
-    return dict(zip(order, _together(x, len(order), *parameters), strict=True))
+    made = _together(x, plan, cu_seqlens, *parameters)
+    return dict(zip((*single, *(pair[0] for pair in pairs)), made, strict=True))
 
 
-def _linears(module: nn.Module) -> list[nn.Module]:
-    """The one or two Linears that calling the module is, where it is nothing more and they are trained; else none."""
-    linears = [*module] if type(module) is nn.Sequential and _is_unhooked(module) else [module]
-    return linears if len(linears) <= 2 and all(map(_is_trained_linear, linears)) else []
-
-
-def _is_trained_linear(module: nn.Module) -> bool:
-    if type(module) is not nn.Linear or not _is_unhooked(module):
-        return False
-    weight, bias = map(module._parameters.get, ("weight", "bias"))
-    return weight is not None and weight.requires_grad and (bias is None or bias.requires_grad)
-
-
-def _is_unhooked(module: nn.Module) -> bool:
-    hooks = module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
-    return not hooks and "forward" not in module.__dict__ and module._compiled_call_impl is None
+def _trained_pair(module: nn.Module) -> tuple[nn.Module, ...]:
+    """The two Linears in a row that calling the module is, where it is nothing more."""
+    linears = tuple(module._modules.values()) if type(module) is nn.Sequential and is_unhooked(module) else ()
+    return linears if len(linears) == 2 and all(map(is_trained_linear, linears)) else ()

@@ -38,13 +38,30 @@ def absorb_signs(sign: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
         >>> absorb_signs(sign).flatten().tolist(), absorb_signs(sign, torch.tensor([0, 3, 4])).flatten().tolist()
         ([-1, 1, 1, -1], [-1, 1, 1, -1])
     """
+    if torch.compiler.is_compiling():
+        return torch.ops.ckda.absorb_signs(sign, cu_seqlens)
+    return _absorb_signs(sign, cu_seqlens)
+
+
+def _absorb_signs(sign: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """:func:`absorb_signs` in plain operations."""
     flips = (sign < 0).cumsum(1)
     if cu_seqlens is not None:
         token = torch.arange(sign.shape[1], device=sign.device)
         start = cu_seqlens[torch.searchsorted(cu_seqlens, token, right=True) - 1].long()
         before = torch.cat([torch.zeros_like(flips[:, :1]), flips], 1)
         flips = flips - before[:, start]
-    return (1 - 2 * (flips % 2)).to(sign.dtype)
+    return (1 - 2 * (flips % 2)).to(sign.dtype).contiguous()
+
+
+# One op to a compiler. Inductor (torch 2.11) makes one kernel of the sum over time and what stands around it, and from 129 tokens
+# on stops with a TypeError where a broadcast is among that, as dt_bias and the norms of q and k are (pytorch/pytorch#180221).
+_absorb_op = torch.library.custom_op("ckda::absorb_signs", _absorb_signs, mutates_args=())
+
+
+@_absorb_op.register_fake
+def _(sign: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    return torch.empty_like(sign, memory_format=torch.contiguous_format)
 
 
 def _last_signs(P: Tensor, cu_seqlens: Tensor | None) -> Tensor:

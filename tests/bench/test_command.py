@@ -1,6 +1,7 @@
 """``ckda bench`` on a machine without a GPU: it checks, times, writes JSON and a figure, and refuses what is not there."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -42,6 +43,60 @@ def test_a_wrong_peer_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not (tmp_path / "bench.json").exists()
 
 
+def _off(peer: peers.Peer, by: float, **changes: Any) -> peers.Peer:
+    """The peer with the gradient of g that much off, and its name changed."""
+
+    def bind(call: dict, do: torch.Tensor) -> peers.Bound:
+        bound, at = peer.bind(call, do), [n for n, x in call.items() if isinstance(x, torch.Tensor)].index("g")
+        return peers.Bound(bound.forward, lambda: [x * (1 + by) if i == at else x for i, x in enumerate(bound.both())])
+
+    return peer._replace(bind=bind, **changes)
+
+
+@pytest.mark.parametrize("words", [[], ["--throughput"]])
+@pytest.mark.parametrize(("by", "said"), [(0.024, "dg 2.4e-02"), (float("inf"), "dg nan|dg inf")])
+def test_a_wrong_peer_of_others_is_timed_and_marked_wherever_it_is_shown(
+    words: list[str],
+    by: float,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    from matplotlib.axes import Axes
+
+    ours = peers.peers("cpu", ["ckda"])[0]
+    legends: list[str] = []
+    plain = Axes.legend
+
+    def legend(axis: Axes, *arguments: Any, **options: Any) -> Any:
+        found = plain(axis, *arguments, **options)
+        legends.extend(text.get_text() for text in found.get_texts())
+        return found
+
+    def fail(call: dict, do: torch.Tensor) -> peers.Bound:
+        raise RuntimeError("made up")
+
+    monkeypatch.setattr(Axes, "legend", legend)
+    others = [_off(ours, by, name="theirs", foreign=True), ours._replace(bind=fail, name="not there", foreign=True)]
+    monkeypatch.setattr(bench, "peers", lambda *_, **__: [ours, *others])
+    assert main(["bench", "--smoke", "--device", "cpu", "--out", str(tmp_path), *words]) == 0
+    stored = json.loads((tmp_path / ("throughput.json" if words else "bench.json")).read_text())
+    marks = {row["peer"]: row.get("inaccurate") for row in stored["rows"]}
+    assert set(marks) == {"ckda", "theirs"}
+    assert marks["ckda"] is None
+    assert re.fullmatch(f"inaccurate: ({said})", marks["theirs"])
+    assert stored["errors"]["theirs"]["inaccurate"] == marks["theirs"]
+    assert stored["errors"]["theirs"]["dg"] == (pytest.approx(by, rel=1e-2) if by < 1 else None)
+    assert stored["errors"]["not there"] == {"failed": "made up"}
+    assert all(row.get("tokens_per_second") or row["forward"]["mean"] > 0 for row in stored["rows"])
+    assert legends == ["ckda", f"theirs ({marks['theirs']})"]
+    printed = capsys.readouterr().err
+    lines = [line for line in printed.splitlines() if "theirs" in line]
+    assert len(lines) == 1 + len(stored["rows"]) // 2
+    assert all(marks["theirs"] in line for line in lines)
+
+
 def test_what_was_measured_survives_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
@@ -68,6 +123,9 @@ def test_the_host_is_timed_without_a_gpu_too(tmp_path: Path) -> None:
         "operator, one token",
     }
     assert all(ms > 0 for parts in stored["host_ms"].values() for ms in parts.values())
+    both = [part for part in stored["host_ms"]["layer, 1 x 64"] if part.startswith("forward+backward")]
+    assert both == ["forward+backward", "forward+backward, one thread"]
+    assert stored["bounds"]["layer, 1 x 1024"]["reached"] is None, "the aim is for other sizes"
     assert stored["first_call_s"] is None
 
 
@@ -176,13 +234,43 @@ def test_the_gauge_is_the_same_under_torch_compile(monkeypatch: pytest.MonkeyPat
     def gauge(call: dict[str, Any]) -> torch.Tensor:
         return fla_backend.forward(Call(**call))[0]
 
+    seen: list[str] = []
+
+    def eager(graph: torch.fx.GraphModule, inputs: list) -> Callable:
+        seen.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
     call = peers.inputs(Shape(1, 40, 2, 16), "cpu", torch.float32, 0)
     do = torch.randn(1, 40, 2, 16)
-    bound = peers.compiled(gauge, backend="eager")(call, do)
+    bound = peers.compiled(gauge, backend=eager)(call, do)
     torch.testing.assert_close(bound.forward(), complex_kda(**call)[0], rtol=1e-4, atol=1e-5)
+    assert any("ckda.absorb_signs" in name for name in seen), "the sum over time is no part of the compiler's kernels"
+    assert not any("cumsum" in name for name in seen)
     wanted = torch.autograd.grad(complex_kda(**call)[0], peers.leaves(call), do)
     for got, want in zip(bound.both(), wanted, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("T", [128, 200])
+def test_absorbed_signs_compile_beside_broadcasts(T: int) -> None:
+    """Inductor stops at such a sum over more than 128 tokens when it makes one kernel of all (pytorch/pytorch#180221)."""
+    g, bias, q = torch.randn(1, T, 4, 64), torch.randn(64), torch.randn(1, T, 4, 64)
+
+    def absorbed(g: torch.Tensor, bias: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        sign = torch.where(g + bias < 0, -1, 1).to(torch.int8)
+        return torch.nn.functional.normalize(q, dim=-1) * fla_backend.absorb_signs(sign)
+
+    arguments = [x.cuda() for x in (g, bias, q)]
+    torch.testing.assert_close(torch.compile(absorbed, dynamic=False)(*arguments), absorbed(*arguments))
+
+
+def test_the_gauge_of_the_throughput_is_timed_without_a_compiler_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "find_spec", lambda name: object())
+    found = {peer.name: peer for peer in peers.peers("cuda", None, throughput=True)}
+    assert {peers.GAUGE, f"{peers.GAUGE}, not compiled"} <= set(found)
+    assert [name for name, peer in found.items() if not peer.foreign] == ["ckda", "kda"]
+    assert set(found) == set(throughput.ESTIMATE)
 
 
 def test_the_plan_adds_up_without_running_anything(capsys: pytest.CaptureFixture, refused: Callable) -> None:

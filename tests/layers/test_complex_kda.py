@@ -313,9 +313,15 @@ def test_one_node_convolves_with_the_bits_of_three(name, packed, monkeypatch):
         three, wanted = run()
     monkeypatch.setattr(layer_module, "has_kernel", lambda x: True)
     one, found = run()
+    layer.k_proj.register_forward_hook(lambda *arguments: None)  # then the convolutions have a node of their own
+    apart, again = run()
     with_convolution = int(bool(layer.convolutions))
-    assert (three["DirectBackward"], one["DirectBackward"]) == (3 * with_convolution, with_convolution)
+    num = [counts["DirectBackward"] for counts in (three, apart, one)]
+    assert num == [3 * with_convolution, with_convolution, 0]
+    assert [counts["TogetherBackward"] for counts in (three, apart, one)] == [1, 1, 1]
     assert all(map(torch.equal, found, wanted))
+    assert torch.equal(again[0], wanted[0])
+    torch.testing.assert_close(again, wanted)
     views = {counts["ViewBackward0"] + counts["UnsafeViewBackward0"] for counts in (three, plain)}
     assert one["ViewBackward0"] + one["UnsafeViewBackward0"] == min(views) - 6 * with_convolution
     assert one["UnsafeViewBackward0"] == 0

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from ckda import ComplexKDA
-from ckda.layers import MIXERS, build_mixer
+from ckda.layers import MIXERS, build_mixer, gated_norm
 from ckda.layers import complex_kda as layer_module
 from ckda.layers.projections import project_together
 
@@ -23,6 +23,15 @@ OPTIONS = {
     "biases": {"beta_init": "spread", "output_gate": "linear"},
     "no gate, no convolution": {"output_gate": None, "conv_size": 0},
 }
+
+
+@pytest.fixture(params=["as on a CPU", "as on a GPU"], autouse=True)
+def way(request, monkeypatch):
+    """On a GPU the convolutions are in the projections' node, and the norm is in one with the output's projection."""
+    if request.param == "as on a GPU":
+        for module, name in ((layer_module, "has_kernel"), (gated_norm, "_is_one_node")):
+            monkeypatch.setattr(module, name, lambda x: not torch.compiler.is_compiling())
+    return request.param
 
 
 def make(dtype=torch.float64, **options):
@@ -56,7 +65,8 @@ def by_modules(monkeypatch):
 
     def run(function):
         with monkeypatch.context() as patch:
-            patch.setattr(layer_module, "project_together", lambda x, modules: {})
+            patch.setattr(layer_module, "project_together", lambda *_: {})
+            patch.setattr(layer_module, "norm_and_project", lambda *_: None)
             return function()
 
     return run
@@ -137,9 +147,25 @@ def test_reentrant_checkpoint_tied_weights_and_gradients_that_add_up(by_modules)
     torch.testing.assert_close(run(), by_modules(run), rtol=1e-10, atol=1e-12)
 
 
-def test_second_derivatives(by_modules):
-    """Of the layer by the backend that has them, of the pairs too; and of the node alone by finite differences."""
+def test_second_derivatives(by_modules, way):
+    """Of the layer by the backend that has them, of the pairs too; and of the node alone by finite differences.
+
+    Convolution and norm have none on a GPU: their gradients can have a graph, which says so when it is used.
+    """
     layer = make(backend="reference", output_gate="lowrank", beta_init="spread")
+    if way == "as on a GPU":
+        layer, x = make(), an_input()
+
+        def twice():
+            leaves = [x, *layer.parameters()]
+            first = torch.autograd.grad(layer(x).sin().sum(), leaves, create_graph=True)
+            with pytest.raises(RuntimeError, match=r"no autograd formula|no second derivative"):
+                first[0].sum().backward(retain_graph=True)
+            second = torch.autograd.grad(first[-1].square().sum(), leaves[-1], retain_graph=True)  # of o_proj alone
+            return *first, *second
+
+        torch.testing.assert_close(twice(), by_modules(twice), rtol=1e-10, atol=1e-12)
+        return
 
     def run():
         x = an_input(B=1, T=4)
@@ -175,7 +201,7 @@ def test_the_gradient_of_x_is_rounded_once():
     torch.testing.assert_close(together, apart, rtol=0, atol=0)
 
 
-def test_fewer_products_and_nodes(by_modules):
+def test_fewer_products_and_nodes(by_modules, way):
     layer, x = make(num_heads=8, head_dim=8), an_input()
 
     def run():
@@ -185,7 +211,8 @@ def test_fewer_products_and_nodes(by_modules):
         nodes = counts(y)
         return ops["aten::mm"] + ops["aten::addmm"], nodes["MmBackward0"] + nodes["AddmmBackward0"], nodes["TBackward0"]
 
-    assert run() == (17, 1, 1)
+    of_output = int(way == "as on a CPU")  # the output's projection has nodes of its own there
+    assert run() == (17, of_output, of_output)
     assert by_modules(run) == (27, 9, 9)
 
 
@@ -248,6 +275,39 @@ def test_changed_modules_are_called_as_they_are(change, by_modules):
     made = project_together(x, [layer._modules[name] for name in layer._readers])
     assert len(made) == num
     assert_same(layer, x, by_modules, taken=num > 0, rtol=1e-10, atol=1e-12)
+
+
+def _freeze(name):
+    return lambda layer: layer.get_submodule(name).requires_grad_(False)
+
+
+#: what is done behind the recurrence, and whether norm and projection are one node still
+CHANGES_OF_OUTPUT = {
+    "none": (lambda layer: None, True),
+    "a hook on the norm": (_hook("register_forward_hook", "o_norm"), False),
+    "a hook on the projection": (_hook("register_forward_hook", "o_proj"), False),
+    "a frozen norm": (_freeze("o_norm"), True),
+    "a frozen projection": (_freeze("o_proj"), False),
+    "a bias": (lambda layer: setattr(layer, "o_proj", nn.Linear(16, 24).double()), False),
+    "a parametrization": (lambda layer: parametrizations.weight_norm(layer.o_proj), False),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES_OF_OUTPUT)
+@pytest.mark.parametrize("output_gate", ["lowrank", None])
+def test_norm_and_projection_of_the_output(change, output_gate, by_modules, way):
+    layer, x = make(output_gate=output_gate), an_input()
+    change, taken = CHANGES_OF_OUTPUT[change]
+    change(layer)
+    assert counts(layer(x))["_ProjectedBackward"] == int(taken and way == "as on a GPU")
+    assert_same(layer, x, by_modules, rtol=1e-10, atol=1e-12)
+
+
+def test_convolutions_that_are_tied_or_frozen(by_modules):
+    layer, x = make(), an_input()
+    layer.convolutions["k"] = layer.convolutions["q"]
+    layer.convolutions["v"].requires_grad_(False)
+    assert_same(layer, x, by_modules, rtol=1e-10, atol=1e-12)
 
 
 def test_a_hook_may_change_what_it_sees():
