@@ -1,8 +1,8 @@
 """``ckda bench --sweep``: what each legal change of a call costs beside the main one. Rows are data, correctness is checked first.
 
-The main row is dense bfloat16 with the signed gate, 16 heads of 128, 4 x 8192 tokens; every other row has as many tokens and
-changes one thing. Unbounded gates are drawn in two regimes: mild (mean log|alpha| of -0.03) and harsh (mean -8, one in a
-hundred zero where the gate can be).
+The main row is dense bfloat16 with the signed gate, 16 heads of 128, 4 x 8192 tokens; every other row changes one thing, and has
+as many tokens unless its name says otherwise. Unbounded gates are drawn in two regimes: mild (mean log|alpha| of -0.03) and harsh
+(mean -8, one in a hundred zero where the gate can be).
 """
 
 import math

@@ -43,12 +43,12 @@ class Store:
         return Files(record, weights, checkpoint)
 
     def known(self, name: str, key: dict[str, Any]) -> dict[str, Any] | None:
-        """The record of a finished run that was trained by this very key; None if there is none.
+        """The record of a finished run that was trained by this very key, its weights there or not; None if there is none.
 
         ValueError where another run of that name is there, or its record is damaged: it is not overwritten.
         """
         files = self.files(name)
-        if not (files.record.exists() and files.weights.exists()):
+        if not files.record.exists():
             return None
         try:
             record = read_json(files.record)

@@ -23,8 +23,6 @@ _COLOURS = {
     "deltaproduct4": "#8ab79a",
 }
 
-_MARKS = {"GPU": "o", "CPU": "s"}
-
 
 def _device(one: SuiteRun) -> str:
     """GPU or CPU, where its milliseconds were taken."""
@@ -78,10 +76,14 @@ def table(result: SuiteResult) -> tuple[list[str], list[list[str]]]:
 
 
 def suite_figure(result: SuiteResult) -> Any:
-    """One panel a task: scaled accuracy by length, seeds thin and the best one thick; the last panel is the cost."""
+    """One panel a task: scaled accuracy by length, seeds thin and the best one thick.
+
+    A last panel is the cost, where all milliseconds are of one kind of device.
+    """
     names = [name for name in TASKS if any(one.task == name for one in result.runs.values())]
-    columns = min(3, len(names) + 1)
-    rows = -(-(len(names) + 1) // columns)
+    num = len(names) + (costs := _one_device(result))
+    columns = min(3, num)
+    rows = -(-num // columns)
     figure = empty_figure(figsize=(4.6 * columns, 3.3 * rows))
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes, name in zip(panels, names, strict=False):
@@ -97,30 +99,32 @@ def suite_figure(result: SuiteResult) -> Any:
         axes.set_xscale("log", base=2)
         axes.set(title=name, ylim=(-0.1, 1.06), xlabel="length")
         axes.legend(frameon=False, fontsize=6.5)
-    _draw_cost(panels[len(names)], result)
+    if costs:
+        _draw_cost(panels[len(names)], result)
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
-    for axes in panels[len(names) + 1 :]:
+    for axes in panels[num:]:
         axes.set_axis_off()
     panels[0].set_ylabel("scaled accuracy")
     return figure
 
 
+def _one_device(result: SuiteResult) -> bool:
+    return len({_device(one) for one in result.runs.values()}) == 1
+
+
 def _draw_cost(axes: Any, result: SuiteResult) -> None:
-    """Mean score over all tasks of an arm against the time of its update, by the device that it was trained on."""
-    parts: dict[tuple[str, str], list[SuiteRun]] = {}
+    """Mean score over all tasks of an arm against the time of its update."""
+    by_arm: dict[str, list[SuiteRun]] = {}
     for one in result.runs.values():
-        parts.setdefault((one.arm, _device(one)), []).append(one)
-    for (arm, device), runs in parts.items():
+        by_arm.setdefault(one.arm, []).append(one)
+    for arm, runs in by_arm.items():
         ms, score = fmean(one.update_ms for one in runs), fmean(fmean(one.main) for one in runs)
-        axes.plot([ms], [score], _MARKS[device], color=_COLOURS[arm])
-    for device, mark in _MARKS.items():
-        axes.plot([], [], mark, color="#5c6b7a", label=device)
-    axes.set(
-        title="cost", xlabel="ms an update, all seeds", ylabel="mean score, 40 to 256", ylim=(-0.1, 1.06), xscale="log"
-    )
-    axes.margins(x=0.1)
-    axes.legend(frameon=False, fontsize=6.5, title="colours as beside", title_fontsize=6.5)
+        text = f"{runs[0].label} ({len(runs)} task{'s' * (len(runs) > 1)})"
+        axes.plot([ms], [score], "o", color=_COLOURS[arm])
+        axes.annotate(text, (ms, score), textcoords="offset points", xytext=(5, 3), fontsize=6.5)
+    axes.set(title="cost", xlabel="ms an update, all seeds", ylabel="mean score, 40 to 256", ylim=(-0.1, 1.06))
+    axes.margins(x=0.35)
 
 
 def write_report(result: SuiteResult, out: Path) -> None:
