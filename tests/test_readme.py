@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ckda.experiments.regular.run import average, collect
 from ckda.experiments.tracking.figures import PUBLISHED
 from ckda.experiments.tracking.run import TrackRun
 from ckda.layers import MIXERS
@@ -148,6 +149,11 @@ def test_how_often_the_loop_is_kept():
     snr = run["snr"][frames]
     assert (sum(value > 40 for value in snr), len(snr)) == (int(kept), int(seeds))
     assert not [value for value in snr if 20 < value < 40], "what keeps time and what does not are far apart"
+
+
+def test_the_score_on_regular_tasks():
+    (said,) = re.findall(r"--suite regular .* ([\d.]+) on PD-SSM's four tasks", README)
+    assert said == f"{average(collect([ROOT / 'results/regular']), 'ckda')['mean']:.1f}"
 
 
 def test_the_demo_takes_under_three_minutes():
