@@ -23,6 +23,7 @@ from typing import Any
 REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))  # it runs from a plain folder, where nothing is installed
 
+from ckda.command import positive  # noqa: E402
 from ckda.record import environment, read_json, write_json  # noqa: E402
 
 JOBS = 4
@@ -179,7 +180,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds in all")
     parser.add_argument(
         "--jobs",
-        type=int,
+        type=positive,
         default=JOBS,
         help="processes that test, or compile the rows of the sweep (default: %(default)s)",
     )

@@ -6,9 +6,10 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from decimal import Decimal
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ __all__ = [
     "add_mixer_argument",
     "add_run_arguments",
     "count",
+    "did_you_mean",
     "entries",
     "every",
     "filled",
@@ -33,6 +35,7 @@ __all__ = [
     "plural",
     "positive",
     "real",
+    "refuse_unread",
     "seconds",
     "share",
     "whole",
@@ -59,6 +62,11 @@ class Parser(argparse.ArgumentParser):
         """The usage and the options, and what there is to choose from."""
         text = super().format_help()
         return f"{text}\n{self.explain()}\n" if self.explain else text
+
+    def spelled(self) -> dict[str, str]:
+        """What may be typed: name among the parsed options -> how it is written, without what is not shown."""
+        shown = [action for action in self._actions if argparse.SUPPRESS not in (action.help, action.default)]
+        return {action.dest: (action.option_strings or [action.dest])[0] for action in shown}
 
 
 def add_common_arguments(parser: argparse.ArgumentParser, out: str, leave: Sequence[str] = ()) -> None:
@@ -206,6 +214,35 @@ def pick_names(text: str, known: Sequence[str], sets: Mapping[str, Sequence[str]
         if name not in known:
             raise ValueError(f"{option} {name}: there is none; there are {', '.join((*known, *sets))}")
     return list(dict.fromkeys(names))
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence that refuses a name: the known one that it resembles, if there is one.
+
+    Example:
+        >>> did_you_mean("sofplus", ["softplus", "states"]), did_you_mean("x", ["softplus"])
+        ("; did you mean 'softplus'?", '')
+    """
+    near = get_close_matches(name, list(known), 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def refuse_unread(args: argparse.Namespace, read: Collection[str], what: str) -> None:
+    """Refuse options that were given a value of their own and would have no effect: `what` reads those of these names alone.
+
+    Example:
+        >>> parser = Parser()
+        >>> _ = [parser.add_argument(option) for option in ("--row", "--peer")]
+        >>> refuse_unread(parser.parse_args(["--row", "main", "--peer", "kda"]), {"row"}, "--sweep")
+        Traceback (most recent call last):
+        ValueError: --peer: no effect with --sweep, which reads --row
+    """
+    spelled = args.parser.spelled()
+    given = [name for name in spelled if getattr(args, name) not in (args.parser.get_default(name), [])]
+    unread = [name for name in given if name not in read]
+    if unread:
+        known = ", ".join(option for name, option in spelled.items() if name in read and option not in what.split())
+        raise ValueError(f"{', '.join(spelled[name] for name in unread)}: no effect with {what}, which reads {known}")
 
 
 def make_folder(path: str) -> Path:

@@ -24,7 +24,7 @@ from ckda.bench import host, sweep, throughput
 from ckda.bench.options import Shape
 from ckda.bench.peers import Call, Peer, inputs, label, leaves, peers
 from ckda.bench.timing import ROUNDS, TIMED, WARMUP, earlier, measure, milliseconds
-from ckda.command import CheckFailed, make_folder, pick_device
+from ckda.command import CheckFailed, did_you_mean, make_folder, pick_device, refuse_unread
 from ckda.ops import complex_kda, complex_kda_step
 from ckda.record import environment, write_json
 
@@ -196,23 +196,38 @@ def _tell(row: dict, shape: Shape) -> None:
 def _sweep_rows(args: argparse.Namespace) -> tuple[sweep.Row, ...]:
     """The rows that are asked for, the main one first."""
     rows: tuple[sweep.Row, ...] = sweep.ROWS
-    unknown = set(args.row or ()) - {row.name for row in rows}
-    if unknown:
-        raise ValueError(f"--row {', '.join(sorted(unknown))}: there are {', '.join(row.name for row in rows)}")
+    names = [row.name for row in rows]
+    for name in args.row or ():
+        if name not in names:
+            near = did_you_mean(name, names)
+            raise ValueError(f"--row {name!r}: there is none; there are {', '.join(map(repr, names))}{near}")
     if args.row:
         rows = tuple(row for row in rows if row.name in (sweep.MAIN.name, *args.row))
     if args.smoke:
-        rows = tuple(row._replace(B=1, T=40, K=16, V=16, H=row.H // 8, HV=row.HV // 8) for row in rows)
+        rows = tuple(map(sweep.smaller, rows))
     return rows
+
+
+def _mark(args: argparse.Namespace) -> dict[str, Any]:
+    """What a record without a protocol of its own says of a smoke run."""
+    return {"protocol": "smoke"} if args.smoke else {}
+
+
+def _say_known(names: list[str]) -> None:
+    if names:
+        _say(f"measured before, not again (--fresh would): {', '.join(map(repr, names))}")
 
 
 def _run_sweep(args: argparse.Namespace, device: str, folder: Path) -> int:
     """Check and time the rows of the sweep; sweep.json, bounds.json and sweep.png."""
     rows, count = _sweep_rows(args), 2 if args.smoke else sweep.COUNT
-    result: dict[str, Any] = {"environment": environment(device), "count": count}
-    known = earlier(folder / "sweep.json", result["environment"], args.fresh)
+    mark = _mark(args)
+    result: dict[str, Any] = {"environment": environment(device)} | mark | {"count": count}
+    known = earlier(folder / "sweep.json", result["environment"], args.fresh, args.smoke)
 
-    left = [row.name for row in rows if row.name not in {x["row"]["name"] for x in known}]
+    there = {x["row"]["name"] for x in known}
+    left = [row.name for row in rows if row.name not in there]
+    _say_known([row.name for row in rows if row.name in there])
     if args.jobs > 1 and device == "cuda":
         from ckda.bench.tuning import compile_rows
 
@@ -220,11 +235,11 @@ def _run_sweep(args: argparse.Namespace, device: str, folder: Path) -> int:
 
     def keep(found: list[dict[str, Any]]) -> None:
         write_json(folder / "sweep.json", result | {"rows": found})
-        write_json(folder / "bounds.json", sweep.bounds(found))
+        write_json(folder / "bounds.json", mark | sweep.bounds(found))
 
-    result["rows"] = found = sweep.sweep(rows, device, count, _say, keep, known)
+    result["rows"] = found = sweep.sweep(rows, device, count, _say, keep, known, args.smoke)
     keep(found)
-    sweep.draw(found, folder / "sweep.png")
+    sweep.draw(found, folder / "sweep.png", args.smoke)
     if args.host:
         result["host"] = _time_host(args, device, folder)
     print(json.dumps(result) if args.json else folder / "sweep.json")
@@ -233,8 +248,10 @@ def _run_sweep(args: argparse.Namespace, device: str, folder: Path) -> int:
 
 def _time_host(args: argparse.Namespace, device: str, folder: Path) -> dict[str, Any]:
     """Time the host; host.json."""
-    found = host.rows(host.SMOKE if args.smoke else host.Sizes(), device, 2 if args.smoke else host.COUNT)
-    result = {"environment": environment(device), "count": host.COUNT} | found | {"bounds": host.bounds(found)}
+    sizes, count = (host.SMOKE, 2) if args.smoke else (host.Sizes(), host.COUNT)
+    found = host.rows(sizes, device, count)
+    result = {"environment": environment(device)} | _mark(args) | {"count": count} | found
+    result["bounds"] = host.bounds(found)
     for row, parts in found["host_ms"].items():
         _say(f"{row:28} " + ", ".join(f"{part} {ms:.3f} ms" for part, ms in parts.items()))
     if device == "cuda":
@@ -262,7 +279,7 @@ def _run_throughput(args: argparse.Namespace, device: str, folder: Path) -> int:
         "dtype": _name(dtype),
         "protocol": _protocol(args),
     }
-    known = earlier(folder / "throughput.json", result["environment"], args.fresh)
+    known = earlier(folder / "throughput.json", result["environment"], args.fresh, args.smoke)
     found, result["errors"] = _check(found, device, dtype, args, shapes[0].H, shapes[0].D)
 
     def keep(rows: list[dict[str, Any]]) -> None:
@@ -316,13 +333,39 @@ def _print_plan(args: argparse.Namespace) -> int:
     return 0
 
 
+#: what is measured instead of peers at shapes -> the options that it reads besides those of all
+_READ = {
+    "throughput": ("seed", "peer", "shape", "cudnn", "jobs", "dtype"),
+    "sweep": ("row", "jobs", "host"),
+    "host": (),
+}
+_READ_BY_ALL = ("out", "device", "smoke", "json", "fresh", "plan")
+
+
+def _refuse_unread(args: argparse.Namespace) -> None:
+    """Refuse what has no effect: one thing is measured at a time, but for --sweep --host."""
+    parts = [part for part in _READ if getattr(args, part)]
+    if args.throughput and len(parts) > 1 and not args.plan:
+        raise ValueError(f"--throughput goes without {' and '.join(f'--{part}' for part in parts[1:])}")
+    if args.row and not args.sweep:
+        raise ValueError("--row belongs to --sweep")
+    if parts:
+        read = set(_READ_BY_ALL).union(parts, *(_READ[part] for part in parts))
+        refuse_unread(args, read, " ".join(f"--{part}" for part in parts))
+
+
 def run_command(args: argparse.Namespace) -> int:
     """Do what is asked for; without another word, check, time, write bench.json and bench.png."""
+    _refuse_unread(args)
     if args.plan:
         return _print_plan(args)
     device = pick_device(args.device)
     if device == "mps":
         raise ValueError("--device mps: nothing is measured there; cpu or cuda may be named")
+    if args.smoke:  # calls so small take a hundred times as long where threads wait for each other on busy cores
+        torch.set_num_threads(1)
+    if args.jobs > 1 and device == "cpu":
+        _say(f"--jobs {args.jobs}: no effect on a CPU, where nothing is compiled first")
     folder = make_folder(args.out)
     if args.throughput:
         return _run_throughput(args, device, folder)
@@ -337,7 +380,7 @@ def _run_peers(args: argparse.Namespace, device: str, folder: Path) -> int:
     _prepare(args, device, shapes[0])
     found = peers(device, args.peer, args.cudnn)
     here = environment(device)
-    known = earlier(folder / "bench.json", here, args.fresh)
+    known = earlier(folder / "bench.json", here, args.fresh, args.smoke)
     done = {(row["peer"], tuple(row["shape"].values())) for row in known}
     found, checked = _check(found, device, dtype, args, shapes[0].H, shapes[0].D)
     result: dict[str, Any] = {

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import NamedTuple
 
-from ckda.command import Parser, add_common_arguments
+from ckda.command import Parser, add_common_arguments, positive
 
 __all__ = ["Shape", "add_bench"]
 
@@ -31,10 +31,10 @@ def add_bench(parser: Parser) -> None:
     add("--cudnn", type=Path, metavar="FOLDER", help="NVIDIA's kernels beside ours (benchmarks/cudnn_folder.py)")
     add(
         "--jobs",
-        type=int,
+        type=positive,
         default=1,
-        help="so many processes compile first: the rows of --sweep; else flash-linear-attention's configurations, each of which is "
-        "then timed briefly (default: 1, its own way, minutes a shape)",
+        help="on a GPU so many processes compile first: the rows of --sweep; else flash-linear-attention's configurations, each "
+        "of which is then timed briefly (default: 1, its own way, minutes a shape)",
     )
     add("--sweep", action="store_true", help="what each change of a call costs beside the main one")
     add(

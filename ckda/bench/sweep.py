@@ -19,7 +19,20 @@ from torch import Tensor
 
 from ckda.ops import complex_kda
 
-__all__ = ["COUNT", "MAIN", "ROWS", "Row", "bounds", "draw", "estimate", "inputs", "measure_row", "run_once", "sweep"]
+__all__ = [
+    "COUNT",
+    "MAIN",
+    "ROWS",
+    "Row",
+    "bounds",
+    "draw",
+    "estimate",
+    "inputs",
+    "measure_row",
+    "run_once",
+    "smaller",
+    "sweep",
+]
 
 MEAN_LOG = {"mild": 0.03, "harsh": 8.0}
 COUNT = 30  #: timed calls
@@ -288,11 +301,12 @@ def _measure_host(x: dict[str, Any], row: Row, device: str, count: int) -> None:
     x["host_load"] = os.getloadavg()[0]
 
 
-def _line(x: dict[str, Any]) -> str:
+def _line(x: dict[str, Any], smoke: bool) -> str:
     both = x["forward+backward"]
+    ratio = "" if smoke else f" ({both['mean'] / x['main_ms']:5.2f})"
     return (
         f"{x['row']['name']:28} forward {x['forward']['mean']:7.3f}, forward+backward {both['mean']:7.3f} ms"
-        f" ({both['mean'] / x['main_ms']:5.2f}), waited for {both['waited']:.3f}, error {max(x['errors'].values()):.1e}"
+        f"{ratio}, waited for {both['waited']:.3f}, error {max(x['errors'].values()):.1e}"
     )
 
 
@@ -303,11 +317,12 @@ def sweep(
     say: Callable[[str], None],
     keep: Callable[[list[dict[str, Any]]], None],
     known: Sequence[dict[str, Any]] = (),
+    smoke: bool = False,
 ) -> list[dict[str, Any]]:
     """Every row checked and measured but those that are `known`; one that fails says why and the others go on.
 
     `keep` gets what there is after each. Every row keeps the main row's time, taken just after its own: a GPU that becomes warm
-    slows both alike, and rows of several runs make one table.
+    slows both alike, and rows of several runs make one table. With `smoke`, ratios are left unsaid: they mean nothing.
     """
     found = sorted(known, key=lambda x: x["row"]["name"] != MAIN.name)
     done = {x["row"]["name"] for x in found}
@@ -325,7 +340,7 @@ def sweep(
             keep(found)
             continue
         x |= {"main_ms": main_ms or x["forward+backward"]["mean"], "seconds": time.perf_counter() - start}
-        say(_line(x))
+        say(_line(x, smoke))
         found.append(x)
         keep(found)
     by_name = {row.name: row for row in rows}
@@ -356,8 +371,14 @@ def bounds(found: list[dict[str, Any]]) -> dict[str, Any]:
     return {"main_ms": main, "rows": reached}
 
 
-def draw(found: list[dict[str, Any]], path: Path) -> Path | None:
-    """The bars of every row, with its aim; None without matplotlib."""
+def smaller(row: Row) -> Row:
+    """The row in a smoke run: a call of few tokens, and no aim, which is for calls of full size on a GPU."""
+    row = row._replace(B=1, T=40, K=16, V=16, H=row.H // 8, HV=row.HV // 8, sequences=min(row.sequences, 3))
+    return row._replace(at_most=None, limit=None)
+
+
+def draw(found: list[dict[str, Any]], path: Path, smoke: bool = False) -> Path | None:
+    """The bars of every row, with its aim; with `smoke`, without ratios; None without matplotlib."""
     if find_spec("matplotlib") is None:
         return None
     import matplotlib
@@ -374,14 +395,16 @@ def draw(found: list[dict[str, Any]], path: Path) -> Path | None:
         axis.barh(place, x["forward"]["mean"], color="C1", height=0.7)
         ratio = table["rows"][x["row"]["name"]]["reached"]
         mark = 0.0 if aim is None else aim * table["main_ms"]
-        axis.text(max(both, mark), place, f" {both:.2f} ({ratio:.2f})", va="center", fontsize=7)
+        text = f" {both:.2f}" if smoke else f" {both:.2f} ({ratio:.2f})"
+        axis.text(max(both, mark), place, text, va="center", fontsize=7)
         if aim is not None:
             axis.plot([mark] * 2, [place - 0.4, place + 0.4], color="black")
     axis.set_yticks(range(len(rows)), [x["row"]["name"] for x in rows], fontsize=8)
     axis.invert_yaxis()
     axis.margins(x=0.15)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.set_xlabel("ms: forward (orange), forward+backward (over the main row's), aim (black)")
+    more = "; a smoke run" if smoke else " (over the main row's), aim (black)"
+    axis.set_xlabel(f"ms: forward (orange), forward+backward{more}")
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     plt.close(figure)

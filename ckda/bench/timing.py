@@ -61,14 +61,20 @@ def rounds_ms(call: Callable[[], Any], device: str, smoke: bool) -> list[float]:
     return [statistics.mean(milliseconds(call, warmup + timed, device)[warmup:]) for _ in range(rounds)]
 
 
-def earlier(path: Path, here: dict[str, Any], fresh: bool) -> list[dict[str, Any]]:
+def earlier(path: Path, here: dict[str, Any], fresh: bool, smoke: bool) -> list[dict[str, Any]]:
     """The rows that were measured before on the same device at the same commit, without those that failed.
 
-    `here` is the environment of this run. Rows of another commit or device are not mixed in: a ValueError says so.
+    `here` is the environment of this run. Rows of another commit or device are not mixed in, nor those of a smoke run with others:
+    a ValueError says so, but nobody misses what a smoke run left.
     """
     if fresh or not path.exists():
         return []
     record = read_json(path)
+    was_smoke = record.get("protocol") == "smoke"
+    if was_smoke and not smoke:
+        return []
+    if smoke and not was_smoke:
+        raise ValueError(f"{path} was measured, and this is a smoke run; take another --out, or --fresh to begin anew")
     for name in ("device", "commit"):
         was, now = record["environment"][name], here[name]
         if was != now:

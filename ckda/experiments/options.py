@@ -42,12 +42,11 @@ def add_track(parser: Parser) -> None:
         "over few letters (default: S3)",
     )
     add_mixer_argument(what, "one, several with commas, 'ranges' or 'all' (default: ckda); the list is below")
-    parser.set_defaults(mixer=None)  # a suite has arms of its own
     what.add_argument(
         "--suite",
         choices=("regular",),
         help="instead of groups: parity, even pairs, cycle navigation, modular arithmetic, S5, traces, recall; --mixer names "
-        "arms, and five seeds go to runs/regular",
+        "arms (the list is below), and five seeds go to runs/regular",
     )
     what.add_argument(
         "--seeds", type=positive, help="how many seeds, from --seed on (default: 3; with --from those of the file)"
@@ -60,7 +59,7 @@ def add_track(parser: Parser) -> None:
     how.add_argument("--from", dest="begin", metavar="RUN", help="begin from the weights in a file runs/NAME.pt")
     test = parser.add_argument_group("what is tested")
     test.add_argument("--lengths", help="of words, with commas (default: 8 ... 512, on a GPU to 65536)")
-    test.add_argument("--words", type=positive, default=256, help="words a test (default: %(default)s; 32 beyond 512)")
+    test.add_argument("--words", type=positive, help="words a test (default: 256; 32 beyond 512)")
     speed = parser.add_argument_group("how fast")
     speed.add_argument("--together", type=positive, help="runs trained side by side (default: 1, on a GPU 8)")
     speed.add_argument(
@@ -72,6 +71,7 @@ def add_track(parser: Parser) -> None:
         "--yes", action="store_true", help="go on even if it takes more than a day and no terminal is there"
     )
     speed.add_argument("--time-limit", type=seconds, metavar="SECONDS", help="then stop with a checkpoint, status 3")
+    parser.set_defaults(mixer=None, recipe=None)  # a suite has arms of its own, and no recipes
     parser.explain = _mixers
 
 
@@ -80,7 +80,7 @@ def _recipe_arguments(parser: Parser) -> argparse._ArgumentGroup:
     how.add_argument(
         "--recipe",
         default="paper",
-        help="one or several with commas, each a name and changes to it as in quick+steps=2k (default: %(default)s)",
+        help="one or several with commas, each a name and changes to it as in quick+steps=2k (default: paper)",
     )
     how.add_argument("--recipes", action="store_true", help="explain every recipe and change, train nothing")
     how.add_argument("--steps", type=count, help="updates: short for +steps=N in the recipe's name")
@@ -88,11 +88,13 @@ def _recipe_arguments(parser: Parser) -> argparse._ArgumentGroup:
 
 
 def _mixers() -> str:
+    from ckda.experiments.regular.model import ARMS
     from ckda.layers.complex_kda import RANGES
     from ckda.layers.mixers import MIXERS
 
     rows = [(f"  {name}", mixer.label) for name, mixer in MIXERS.items()]
-    return "mixers:\n" + entries([*rows, ("  ranges", ", ".join(RANGES)), ("  all", "every one of them")])
+    rows += [("  ranges", ", ".join(RANGES)), ("  all", "every one of them")]
+    return f"mixers:\n{entries(rows)}\n{entries([('arms of --suite regular:', ', '.join(ARMS))])}"
 
 
 def add_audio(parser: Parser) -> None:

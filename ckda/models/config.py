@@ -1,12 +1,12 @@
 """The configuration of the language models: one class for Complex KDA, its relatives, attention and hybrids of them."""
 
 from dataclasses import fields
-from difflib import get_close_matches
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
+from ckda.command import did_you_mean
 from ckda.models.mixers import ATTENTION, RECURRENT
 
 __all__ = ["ComplexKDAConfig"]
@@ -87,8 +87,7 @@ class ComplexKDAConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         for name in kwargs:
             if name not in _OF_TRANSFORMERS and not name.startswith("_") and not hasattr(type(self), name):
-                near = get_close_matches(name, [f.name for f in fields(self)], 1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
+                hint = did_you_mean(name, [f.name for f in fields(self)])
                 raise ValueError(f"{name!r} is no setting of a model{hint}")
         self.activate = list(self.activate)
         super().__post_init__(**kwargs)

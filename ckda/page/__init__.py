@@ -145,10 +145,26 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
 
 
-def print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], strong: Sequence[int] = ()) -> None:
-    """A table on the terminal: on a narrow one words wrap, numbers stay whole; rows `strong` stand out."""
-    from rich.box import SIMPLE_HEAD
+def print_table(
+    title: str, head: Sequence[str], rows: Sequence[Sequence[str]], strong: Sequence[int] = (), few: Sequence[str] = ()
+) -> bool:
+    """A table on the terminal: on a narrow one words wrap, numbers stay whole; rows `strong` stand out.
+
+    Where not all columns have a place, only those named in `few` are printed, if there are such; says whether all were.
+    """
     from rich.console import Console
+
+    console, table = Console(), _terminal_table(title, head, rows, strong)
+    narrow = bool(few) and console.measure(table, options=console.options.update(width=10_000)).minimum > console.width
+    if narrow:
+        places = [head.index(name) for name in few]
+        table = _terminal_table(title, few, [[row[i] for i in places] for row in rows], strong)
+    console.print(table)
+    return not narrow
+
+
+def _terminal_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], strong: Sequence[int]) -> Any:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
@@ -158,7 +174,7 @@ def print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], 
         table.add_column(name, min_width=6 if whole else 9, **options)
     for i, row in enumerate(rows):
         table.add_row(*row, style="bold" if i in strong else None)
-    Console().print(table)
+    return table
 
 
 def source_line(environment: dict[str, Any], *more: str) -> str:

@@ -14,6 +14,7 @@ import torch
 from ckda.bench import command as bench
 from ckda.bench import cudnn, peers, throughput
 from ckda.bench.options import Shape
+from ckda.bench.timing import earlier
 from ckda.cli import main
 from ckda.ops import Call, complex_kda
 from ckda.ops import fla as fla_backend
@@ -127,6 +128,7 @@ def test_the_host_is_timed_without_a_gpu_too(tmp_path: Path) -> None:
     assert both == ["forward+backward", "forward+backward, one thread"]
     assert stored["bounds"]["layer, 1 x 1024"]["reached"] is None, "the aim is for other sizes"
     assert stored["first_call_s"] is None
+    assert (stored["protocol"], stored["count"]) == ("smoke", 2)
 
 
 def test_a_second_run_measures_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,3 +281,56 @@ def test_the_plan_adds_up_without_running_anything(capsys: pytest.CaptureFixture
     assert set(told["seconds"]) == {"sweep: main", "sweep: softplus", "host"}
     assert told["total"] == pytest.approx(sum(told["seconds"].values()))
     refused(["bench", "--plan"], "name what is planned")
+
+
+@pytest.mark.parametrize("words", [["--jobs", "0"], ["--jobs", "-3"], ["--jobs", "0", "--sweep", "--plan"]])
+def test_jobs_are_counted_from_one(words: list[str], capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", *words])
+    assert stop.value.code == 2
+    assert f"argument --jobs: {words[1]} is not at least 1" in capsys.readouterr().err
+
+
+def test_jobs_on_a_cpu_are_said_to_do_nothing(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    words = ["bench", "--smoke", "--device", "cpu", "--peer", "ckda", "--out", str(tmp_path)]
+    assert main([*words, "--jobs", "2"]) == 0
+    assert "--jobs 2: no effect on a CPU" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--row", "states"], "--row belongs to --sweep$"),
+        (["--host", "--row", "states"], "--row belongs to --sweep$"),
+        (["--sweep", "--peer", "ckda"], "--peer: no effect with --sweep, which reads --out, .*--jobs, --host, --row"),
+        (["--sweep", "--dtype", "float16", "--shape", "1,40,2,16"], "--shape, --dtype: no effect with --sweep"),
+        (["--sweep", "--seed", "3"], "--seed: no effect with --sweep"),
+        (["--sweep", "--host", "--cudnn", "folder"], "--cudnn: no effect with --sweep --host"),
+        (["--host", "--jobs", "2"], "--jobs: no effect with --host"),
+        (["--plan", "--host", "--shape", "1,40,2,16"], "--shape: no effect with --host"),
+        (["--throughput", "--sweep", "--host"], "--throughput goes without --sweep and --host$"),
+    ],
+)
+def test_an_option_without_effect_is_refused(words: list[str], told: str, tmp_path: Path, refused: Callable) -> None:
+    refused(["bench", "--smoke", "--device", "cpu", "--out", str(tmp_path / "out"), *words], told)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_plan_is_of_several_parts_and_of_what_each_reads(capsys: pytest.CaptureFixture) -> None:
+    words = ["--sweep", "--row", "states", "--throughput", "--shape", "1,40,2,16", "--jobs", "3"]
+    assert main(["bench", "--plan", *words, "--json"]) == 0
+    assert {"sweep: states", "throughput: ckda"} <= set(json.loads(capsys.readouterr().out)["seconds"])
+
+
+@pytest.mark.parametrize(("words", "name"), [([], "bench.json"), (["--sweep", "--row", "states"], "sweep.json")])
+def test_a_smoke_run_is_not_mixed_with_others(words: list[str], name: str, tmp_path: Path, refused: Callable) -> None:
+    """What a smoke run left is not gone on from; what was measured is not overwritten by one."""
+    smoke = ["bench", *words, "--smoke", "--device", "cpu", "--out", str(tmp_path)]
+    assert main(smoke) == 0
+    record = json.loads((tmp_path / name).read_text())
+    assert record["protocol"] == "smoke"
+    assert earlier(tmp_path / name, record["environment"], fresh=False, smoke=True) == record["rows"]
+    assert earlier(tmp_path / name, record["environment"], fresh=False, smoke=False) == []
+    del record["protocol"]
+    (tmp_path / name).write_text(json.dumps(record))
+    refused(smoke, f"{name} was measured, and this is a smoke run.*--fresh")

@@ -13,17 +13,29 @@ from ckda.cli import main
 RECORD = Path(__file__).parents[2] / "results" / "bench" / "sweep"
 
 
-def test_a_smoke_run_measures_every_row(tmp_path: Path) -> None:
+def test_a_smoke_run_measures_every_row(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    torch.set_num_threads(2)
     assert main(["bench", "--sweep", "--smoke", "--device", "cpu", "--out", str(tmp_path)]) == 0
     stored = json.loads((tmp_path / "sweep.json").read_text())
+    assert stored["environment"]["threads"] == 1, "threads that wait for each other take longer than the work"
     assert [x["row"]["name"] for x in stored["rows"]] == [row.name for row in sweep.ROWS]
+    assert stored["protocol"] == "smoke"
     for x in stored["rows"]:
+        assert x["row"]["sequences"] <= 3
         assert x["forward"]["mean"] > 0
         assert max(x["errors"].values()) < 0.02
     assert (tmp_path / "sweep.png").stat().st_size > 10_000
+    bounds = json.loads((tmp_path / "bounds.json").read_text())
+    assert bounds["protocol"] == "smoke"
+    assert all(x["at_most"] is None and x["reason"] is None for x in bounds["rows"].values())
+    timed = [line for line in capsys.readouterr().err.splitlines() if " waited for " in line]
+    assert len(timed) == len(sweep.ROWS)
+    assert not any("(" in line for line in timed), "ratios"
 
 
-def test_a_sweep_that_was_cut_short_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_that_was_cut_short_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     words = ["bench", "--sweep", "--smoke", "--device", "cpu", "--out", str(tmp_path)]
     assert main([*words, "--row", "softplus"]) == 0
     first = json.loads((tmp_path / "sweep.json").read_text())["rows"]
@@ -33,6 +45,7 @@ def test_a_sweep_that_was_cut_short_goes_on_where_it_stopped(tmp_path: Path, mon
     assert main([*words, "--row", "softplus", "--row", "states"]) == 0
     second = json.loads((tmp_path / "sweep.json").read_text())["rows"]
     assert measured == ["states"]
+    assert "measured before, not again (--fresh would): 'main', 'softplus'\n" in capsys.readouterr().err
     assert second[:2] == first
     assert all(x["forward"]["host"] > 0 and x["host_load"] >= 0 for x in second)
     reached = json.loads((tmp_path / "bounds.json").read_text())["rows"]["states"]["reached"]
@@ -44,6 +57,11 @@ def test_a_sweep_that_was_cut_short_goes_on_where_it_stopped(tmp_path: Path, mon
 )
 def test_an_unknown_name_is_refused(words: list[str], told: str, tmp_path: Path, refused: Callable) -> None:
     refused(["bench", *words, "--device", "cpu", "--out", str(tmp_path)], told)
+
+
+def test_an_unknown_row_is_answered_with_names_that_can_be_told_apart(refused: Callable) -> None:
+    told = "--row 'sofplus, harsh': there is none; there are 'main', 'softplus', .*; did you mean 'softplus, harsh'"
+    refused(["bench", "--sweep", "--plan", "--row", "sofplus, harsh"], told)
 
 
 def test_the_record_has_or_misses_every_row_by_name_and_a_reason_for_each_miss() -> None:

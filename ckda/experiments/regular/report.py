@@ -23,6 +23,8 @@ _COLOURS = {
     "deltaproduct4": "#8ab79a",
 }
 
+_FEW = ("task", "arm", "seeds with it", "mean, 40 to 256", f"mean, {LENGTHS[-1]}")  # columns of a narrow terminal
+
 
 def _device(one: SuiteRun) -> str:
     """GPU or CPU, where its milliseconds were taken."""
@@ -140,11 +142,9 @@ def print_result(result: SuiteResult, out: Path) -> None:
     """The table on the terminal, what is absent, and where everything lies."""
     if result.runs:
         strong = [i for i, one in enumerate(result.runs.values()) if one.arm == "ckda"]
-        print_table(
-            f"scaled accuracy in percent (chance is 0); a seed has a task from {100 * SOLVED:g} on",
-            *table(result),
-            strong,
-        )
+        title = f"scaled accuracy in percent (chance is 0); a seed has a task from {100 * SOLVED:g} on"
+        if not print_table(title, *table(result), strong, _FEW):
+            print(f"All columns: {out / 'table.md'}")
     for name, why in result.absent.items():
         print(f"{name}: {why}")
     print(f"{result.seconds:.0f} s. Figure, table and numbers: {out}")

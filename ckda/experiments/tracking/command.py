@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ckda.command import entries, make_folder, pick_device, pick_names, pick_whole
+from ckda.command import entries, make_folder, pick_device, pick_names, pick_whole, refuse_unread
 from ckda.experiments.common.store import keep_report
 from ckda.experiments.regular import report as suite_report
 from ckda.experiments.regular import run as suite
@@ -66,7 +66,9 @@ def run_command(args: argparse.Namespace) -> int:
 
 def _run_suite(args: argparse.Namespace) -> int:
     """``--suite regular``: groups are tasks, mixers are arms."""
-    arms = tuple(pick_names(args.mixer, tuple(suite.ARMS), {}, "--mixer")) if args.mixer is not None else ()
+    _refuse_unread(args)
+    known = tuple(suite.ARMS)
+    arms = tuple(pick_names(args.mixer, known, {}, "--suite regular --mixer")) if args.mixer is not None else ()
     tasks = tuple(pick_names(",".join(args.group) or "all", tuple(suite.TASKS), {"all": tuple(suite.TASKS)}, "task"))
     out = Path("runs/regular" if args.out == _OUT else args.out)
     sizes = {"steps": args.steps, "batch": args.batch, "first_seed": args.seed, "num_seeds": args.seeds or 5}
@@ -94,6 +96,23 @@ def _run_suite(args: argparse.Namespace) -> int:
     return _STOPPED if result.absent else 0
 
 
+#: what a suite reads: always, where it trains, where it trains all of its updates, where it brings runs together
+_SUITE_READS = ("suite", "out", "json")
+_SUITE_TRAINS = ("group", "mixer", "seed", "seeds", "device", "together", "smoke", "fresh", "yes", "time_limit")
+_SUITE_SIZES = ("steps", "batch")
+_SUITE_COLLECTS = ("collect", "trained_at")
+
+
+def _refuse_unread(args: argparse.Namespace) -> None:
+    """Refuse the options of groups that have no effect on a suite."""
+    if args.collect:
+        refuse_unread(args, _SUITE_READS + _SUITE_COLLECTS, "--suite regular --collect")
+    elif args.smoke:
+        refuse_unread(args, _SUITE_READS + _SUITE_TRAINS, "--suite regular --smoke")
+    else:
+        refuse_unread(args, _SUITE_READS + _SUITE_TRAINS + _SUITE_SIZES + ("collect",), "--suite regular")
+
+
 def _adviser(args: argparse.Namespace, hint: Callable[[float], str]) -> Callable[[float], None]:
     """What to say, or whether to stop, once it is known how long all trainings take; `hint(seconds)` says what is shorter."""
 
@@ -101,9 +120,9 @@ def _adviser(args: argparse.Namespace, hint: Callable[[float], str]) -> Callable
         line = lengthy(seconds, pick_device(args.device), hint(seconds))
         if args.smoke or line is None:
             return
-        print(line, file=sys.stderr)
         if seconds > _DAY and not args.yes and not sys.stderr.isatty():
-            raise ValueError(f"stopped: that is more than a day, and nobody watches. --yes goes on{hint(seconds)}")
+            raise ValueError(f"{line}. Stopped, for that is more than a day and nobody watches: --yes goes on")
+        print(f"{line}. It goes on; Ctrl-C leaves a checkpoint", file=sys.stderr)
 
     return advise
 
@@ -139,7 +158,7 @@ def _config(args: argparse.Namespace) -> TrackConfig:
         first_seed=args.seed,
         num_seeds=args.seeds,
         lengths=None if args.lengths is None else pick_whole(args.lengths, "--lengths"),
-        words=args.words,
+        words=TrackConfig.words if args.words is None else args.words,
         begin=args.begin,
         together=args.together,
         by_symbol=not args.by_token,
@@ -159,7 +178,7 @@ def _recipes(args: argparse.Namespace) -> list[str]:
         if (value := getattr(args, key)) is not None
     ]
     names = []
-    for text in args.recipe.split(","):
+    for text in ("paper" if args.recipe is None else args.recipe).split(","):
         try:
             names.append(RECIPES.name("+".join([text, *more])))
         except ValueError as error:

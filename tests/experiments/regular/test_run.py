@@ -9,7 +9,7 @@ import torch
 
 from ckda.cli import main
 from ckda.experiments.regular.model import ARMS, _count, build_model, matched_size
-from ckda.experiments.regular.report import suite_figure, table
+from ckda.experiments.regular.report import print_result, suite_figure, table
 from ckda.experiments.regular.run import SuiteConfig, SuiteRun, average, collect, pairs
 from ckda.experiments.regular.tasks import PUBLISHED_FOUR, TASKS
 
@@ -146,6 +146,56 @@ def test_a_record_without_its_weights_is_not_trained_again(tmp_path):
 def test_an_unknown_task_is_named(tmp_path, capsys):
     assert main(["track", "majority", "--suite", "regular", "--out", str(tmp_path)]) == 2
     assert "task majority: there is none; there are parity" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["--recipe", "paper"],
+            "--recipe: no effect with --suite regular, which reads --out, .*--mixer, .*--steps, --batch",
+        ),
+        (["--lengths", "8", "--words", "256"], "--lengths, --words: no effect with --suite regular, which"),
+        (["--momentum", "0.9", "--lr-muon", "1", "--lr-adamw", "1"], "--momentum, --lr-muon, --lr-adamw: no effect"),
+        (["--from", "x.pt", "--by-token"], "--from, --by-token: no effect"),
+        (
+            ["--smoke", "--steps", "8", "--batch", "2"],
+            "--steps, --batch: no effect with --suite regular --smoke, which",
+        ),
+        (["--trained-at", "abc"], "--trained-at: no effect with --suite regular, which reads .*--collect"),
+        (
+            ["--collect", "x", "--mixer", "gru"],
+            "--mixer: no effect .*--collect, which reads --out, --json, --trained-at$",
+        ),
+        (
+            ["--mixer", "gru,rwkv7"],
+            "--suite regular --mixer rwkv7: there is none; there are ckda, kda, .*deltaproduct4$",
+        ),
+    ],
+)
+def test_what_a_suite_does_not_read_is_refused(words, told, tmp_path, refused):
+    refused(["track", "parity", "--suite", "regular", "--device", "cpu", "--out", str(tmp_path / "out"), *words], told)
+    assert not (tmp_path / "out").exists()
+
+
+def test_help_names_the_arms_of_the_suite(capsys):
+    with pytest.raises(SystemExit):
+        main(["track", "--help"])
+    assert f"arms of --suite regular: {', '.join(ARMS)}" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(("columns", "all_of_them"), [(80, False), (300, True)])
+def test_a_narrow_terminal_has_the_scores_too(columns, all_of_them, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    result = collect([KEPT])
+    head, rows = table(result)
+    wanted = head[2:] if all_of_them else ["seeds with it", "mean, 40 to 256", "mean, 2048"]
+    print_result(result, KEPT)
+    printed = capsys.readouterr().out
+    lines = [line for line in printed.splitlines() if line.startswith(" parity")]
+    for line, row in zip(lines, rows[:5], strict=True):
+        assert line.split()[-len(wanted) :] == [row[head.index(name)] for name in wanted]
+    assert (f"All columns: {KEPT / 'table.md'}" in printed) != all_of_them
 
 
 def test_averages_are_those_of_the_four_published_tasks():

@@ -265,9 +265,11 @@ def test_a_long_training_says_so_and_stops_unwatched(monkeypatch, capsys):
     advise(43_200)
     said = capsys.readouterr().err
     assert "no GPU: this takes about 12 h here" in said
+    assert said.endswith(". It goes on; Ctrl-C leaves a checkpoint\n")
     assert "`--recipe quick` takes about" in said
-    with pytest.raises(ValueError, match="--yes goes on"):
+    with pytest.raises(ValueError, match=r"no GPU: this takes about 3 days here; .* Stopped, .*: --yes goes on$"):
         advise(300_000)
+    assert capsys.readouterr().err == ""
     words.yes = True
     advise(300_000)
 
