@@ -228,7 +228,7 @@ def _run_sweep(args: argparse.Namespace, device: str, folder: Path) -> int:
     there = {x["row"]["name"] for x in known}
     left = [row.name for row in rows if row.name not in there]
     _say_known([row.name for row in rows if row.name in there])
-    if args.jobs > 1 and device == "cuda":
+    if args.jobs > 1 and device == "cuda" and not args.smoke:
         from ckda.bench.tuning import compile_rows
 
         compile_rows(args.jobs, device, left)
