@@ -59,7 +59,7 @@ def test_tracking_names_recipes_of_today_and_weights_that_it_leaves(tmp_path):
         args = parser.parse_args(words[1:])  # SystemExit for an option that is not there
         runs = [args.mixer, args.recipe, args.momentum, args.begin, args.suite]
         places += [(args.out, group, *runs) for group in args.group or [None]]
-        for recipe in args.recipe.split(","):
+        for recipe in (args.recipe or "paper").split(","):
             assert TRACKING.name(recipe) == recipe
             left |= {Path(args.out) / f"runs/{title(group, 'ckda', recipe)}.pt" for group in args.group}
         if args.begin:
