@@ -279,7 +279,9 @@ def _run_throughput(args: argparse.Namespace, device: str, folder: Path) -> int:
         "dtype": _name(dtype),
         "protocol": _protocol(args),
     }
-    known = earlier(folder / "throughput.json", result["environment"], args.fresh, args.smoke)
+    known = earlier(
+        folder / "throughput.json", result["environment"], args.fresh, args.smoke, seed=args.seed, dtype=_name(dtype)
+    )
     found, result["errors"] = _check(found, device, dtype, args, shapes[0].H, shapes[0].D)
 
     def keep(rows: list[dict[str, Any]]) -> None:
@@ -380,7 +382,7 @@ def _run_peers(args: argparse.Namespace, device: str, folder: Path) -> int:
     _prepare(args, device, shapes[0])
     found = peers(device, args.peer, args.cudnn)
     here = environment(device)
-    known = earlier(folder / "bench.json", here, args.fresh, args.smoke)
+    known = earlier(folder / "bench.json", here, args.fresh, args.smoke, seed=args.seed, dtype=_name(dtype))
     done = {(row["peer"], tuple(row["shape"].values())) for row in known}
     found, checked = _check(found, device, dtype, args, shapes[0].H, shapes[0].D)
     result: dict[str, Any] = {
@@ -429,13 +431,14 @@ def draw(result: dict[str, Any], path: Path) -> Path | None:
 
     rows = [row for row in result["rows"] if "failed" not in row]
     shapes = list(dict.fromkeys(tuple(row["shape"].values()) for row in rows))
-    names = list(dict.fromkeys(map(label, rows)))
+    labels = {row["peer"]: label(row) for row in rows}
+    names = list(labels)
     figure, axes = plt.subplots(1, 2, figsize=(11, 0.6 + 0.24 * (len(names) + 1) * len(shapes)), sharey=True)
     for axis, part in zip(axes, ("forward", "forward+backward"), strict=True):
         for row in rows:
-            place = shapes.index(tuple(row["shape"].values())) * (len(names) + 1) + names.index(label(row))
+            place = shapes.index(tuple(row["shape"].values())) * (len(names) + 1) + names.index(row["peer"])
             mean = row[part]["mean"]
-            axis.barh(place, mean, color=f"C{names.index(label(row))}", height=0.85)
+            axis.barh(place, mean, color=f"C{names.index(row['peer'])}", height=0.85)
             axis.text(mean, place, f" {mean:.2f}", va="center", fontsize=7)
         axis.set_xlabel(f"{part}, ms")
         axis.margins(x=0.12)
@@ -444,7 +447,7 @@ def draw(result: dict[str, Any], path: Path) -> Path | None:
     axes[0].set_yticks(ticks, [str(Shape(*shape)).replace(", ", ",\n") for shape in shapes], fontsize=8)
     axes[0].invert_yaxis()
     handles = [plt.Rectangle((0, 0), 1, 1, color=f"C{i}") for i in range(len(names))]
-    axes[1].legend(handles, names, fontsize=7, frameon=False, loc="lower right")
+    axes[1].legend(handles, [*labels.values()], fontsize=7, frameon=False, loc="lower right")
     figure.suptitle(f"{result['environment']['device']}, {result['dtype']}", fontsize=9)
     figure.tight_layout()
     figure.savefig(path, dpi=150)

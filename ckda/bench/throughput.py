@@ -89,15 +89,15 @@ def draw(result: dict[str, Any], path: Path) -> Path | None:
 
     rows = [row for row in result["rows"] if "failed" not in row]
     lengths = sorted({row["shape"]["T"] for row in rows})
-    names = list(dict.fromkeys(map(label, rows)))
-    width = 0.85 / max(len(names), 1)
+    labels = {row["peer"]: label(row) for row in rows}
+    width = 0.85 / max(len(labels), 1)
     figure, axis = plt.subplots(figsize=(3 + 1.4 * len(lengths), 4))
-    for i, name in enumerate(names):
-        mine = [row for row in rows if label(row) == name]
-        places = [lengths.index(row["shape"]["T"]) + (i - (len(names) - 1) / 2) * width for row in mine]
+    for i, (name, words) in enumerate(labels.items()):
+        mine = [row for row in rows if row["peer"] == name]
+        places = [lengths.index(row["shape"]["T"]) + (i - (len(labels) - 1) / 2) * width for row in mine]
         rates = [row["tokens_per_second"] / 1e6 for row in mine]
         spreads = [(row["spread"] or 0.0) / 1e6 for row in mine]
-        axis.bar(places, rates, width, yerr=spreads, label=name, color=f"C{i % 10}", error_kw={"linewidth": 0.8})
+        axis.bar(places, rates, width, yerr=spreads, label=words, color=f"C{i % 10}", error_kw={"linewidth": 0.8})
     axis.set_xticks(range(len(lengths)), [f"{T}" for T in lengths])
     axis.set_xlabel("tokens of a sequence")
     axis.set_ylabel("million tokens a second, forward+backward")

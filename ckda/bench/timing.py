@@ -61,11 +61,11 @@ def rounds_ms(call: Callable[[], Any], device: str, smoke: bool) -> list[float]:
     return [statistics.mean(milliseconds(call, warmup + timed, device)[warmup:]) for _ in range(rounds)]
 
 
-def earlier(path: Path, here: dict[str, Any], fresh: bool, smoke: bool) -> list[dict[str, Any]]:
+def earlier(path: Path, here: dict[str, Any], fresh: bool, smoke: bool, **asked: Any) -> list[dict[str, Any]]:
     """The rows that were measured before on the same device at the same commit, without those that failed.
 
-    `here` is the environment of this run. Rows of another commit or device are not mixed in, nor those of a smoke run with others:
-    a ValueError says so, but nobody misses what a smoke run left.
+    `here` is the environment of this run, `asked` what else must be as in the record. Rows of another commit or device are not
+    mixed in, nor those of a smoke run with others: a ValueError says so. What a smoke run left is no reason to refuse others.
     """
     if fresh or not path.exists():
         return []
@@ -75,8 +75,9 @@ def earlier(path: Path, here: dict[str, Any], fresh: bool, smoke: bool) -> list[
         return []
     if smoke and not was_smoke:
         raise ValueError(f"{path} was measured, and this is a smoke run; take another --out, or --fresh to begin anew")
-    for name in ("device", "commit"):
-        was, now = record["environment"][name], here[name]
+    pairs = {name: (record["environment"][name], here[name]) for name in ("device", "commit")}
+    pairs |= {name: (record.get(name), now) for name, now in asked.items()}
+    for name, (was, now) in pairs.items():
         if was != now:
             raise ValueError(
                 f"{path} was measured with {name} {was}, and this is {now}; take another --out, or --fresh to begin anew"

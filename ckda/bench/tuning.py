@@ -56,8 +56,8 @@ def compile_side_by_side(jobs: int, shape: Shape) -> None:
 
 
 def compile_rows(jobs: int, device: str, names: Sequence[str]) -> None:
-    """These rows of the sweep, by so many processes."""
-    _side_by_side(jobs, "sweep", device, *names)
+    """These rows of the sweep, by so many processes at most."""
+    _side_by_side(min(jobs, len(names)), "sweep", device, *names)
 
 
 def _compile_fla(parts: int, part: int, shape: Shape) -> None:

@@ -108,8 +108,6 @@ class ComplexKDA(nn.Module):
         _check_sizes(self, conv_size)
         _check_options(self, output_gate)
         HV, V, d, widths = self.num_v_heads, self.head_v_dim, hidden_size, self._widths()
-        dims = {"q": self.head_dim, "k": self.head_dim, "v": V}
-        self._as_heads = {name: (widths[name] // dim, dim) for name, dim in dims.items()}  # how many, and how wide
         self.q_proj = nn.Linear(d, widths["q"], bias=False)
         self.k_proj = nn.Linear(d, widths["k"], bias=False)
         self.v_proj: nn.Module = nn.Linear(d, widths["v"], bias=False)
@@ -244,16 +242,20 @@ class ComplexKDA(nn.Module):
                     y[name] = cast(ShortConvolution, convolution).convolve(y[name], None, cu_seqlens, activate)
                 else:
                     y[name], new_past[name] = convolution(y[name], past.get(name), cu_seqlens, activate=activate)
-        plain = self.activate - set(self.convolutions)
-        return {
-            name: split(lead, silu(x) if name in plain else x, self._as_heads[name][1]) for name, x in y.items()
-        }, new_past
+        plain, heads = self.activate - set(self.convolutions), self._as_heads()
+        return {name: split(lead, silu(x) if name in plain else x, heads[name][1]) for name, x in y.items()}, new_past
 
     def _convolutions(self, lead: torch.Size, cu_seqlens: Tensor | None) -> Convolutions:
         """Those of q, k and v, from rows to heads; lead: B and T."""
-        weights = [cast(ShortConvolution, convolution).weight for convolution in self.convolutions.values()]
-        shapes = tuple((*lead, *heads) for heads in self._as_heads.values())
-        return Convolutions(weights, cu_seqlens, shapes, tuple(name in self.activate for name in self._as_heads))
+        heads = self._as_heads()
+        weights = [cast(ShortConvolution, self.convolutions[name]).weight for name in heads]
+        shapes = tuple((*lead, *sizes) for sizes in heads.values())
+        return Convolutions(weights, cu_seqlens, shapes, tuple(name in self.activate for name in heads))
+
+    def _as_heads(self) -> dict[str, tuple[int, int]]:
+        """How many heads q, k and v have, and how wide these are."""
+        dims = {"q": self.head_dim, "k": self.head_dim, "v": self.head_v_dim}
+        return {name: (width // dims[name], dims[name]) for name, width in self._widths().items()}
 
     def _gates(self, project: Projections, dtype: torch.dtype, lead: torch.Size) -> dict[str, Tensor]:
         """The raw gate [B, T, HV, K] and the logit of beta [B, T, HV], in the dtype of q, k and v; lead: B and T."""

@@ -247,8 +247,9 @@ def backward_together(*arguments: Any) -> list[Tensor]:
     if torch.is_grad_enabled():  # the op says that there is no second derivative
         return _backward_apart(torch.ops.ckda.short_convolution_backward, *arguments)
     num = len(arguments[-1])
-    parts, _ = _parts(*arguments[num:])
-    if all(has_kernel(part[0]) for part in parts):
+    parts, shapes = _parts(*arguments[num:])
+    alike = {(weight.dtype, weight.shape[1], *shape[:2]) for (_, weight, *_), shape in zip(parts, shapes, strict=True)}
+    if len(alike) == 1 and all(has_kernel(part[0]) for part in parts):
         return _kernels().backward_all(arguments[:num], parts)
     return _backward_apart(_backward, *arguments)
 

@@ -270,7 +270,10 @@ def forward_all(parts: Sequence[Part], shapes: Sequence[torch.Size]) -> list[Ten
 
 
 def backward_all(dys: Sequence[Tensor], parts: Sequence[Part]) -> list[Tensor]:
-    """dx of each in the shape of its x, and dweight of each, from dy [B, T, ...]; the dweight are added up by one launch."""
+    """dx of each in the shape of its x, and dweight of each, from dy [B, T, ...]; the dweight are added up by one launch.
+
+    B, T, and the weights' taps and dtype must be the same for all.
+    """
     tensors, activate = _given(parts)
     given = [*dys, *tensors]
     kept = replay.kept_for("convolution", given, activate)
@@ -286,8 +289,6 @@ def _backward_all(
 ) -> list[Tensor | None]:
     """dx of each, and the dweight one under the other."""
     (x, weight, *_), widths = parts[0], [len(part[1]) for part in parts]
-    if any(part[1].shape[1] != weight.shape[1] for part in parts):
-        raise ValueError(f"the weights have {[part[1].shape[1] for part in parts]} taps; all must have as many")
     dxs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x, *_ in parts]
     dweights = torch.empty(sum(widths), weight.shape[1], dtype=weight.dtype, device=weight.device)
     if dys[0].numel() == 0:

@@ -211,7 +211,7 @@ class _Projected(torch.autograd.Function):
             run, y = _backward_by_op, gated_norm(o, gate, scale, ctx.eps).flatten(-2)
         dout = dout.reshape(-1, weight.shape[0])
         dy = torch.mm(dout, weight).view(o.shape)
-        dweight = torch.mm(dout.t(), y.view(-1, weight.shape[1]))
+        dweight = torch.mm(dout.t(), y.reshape(-1, weight.shape[1]))
         return *run(dy, o, gate, scale, ctx.eps), dweight, None
 
 
@@ -227,7 +227,7 @@ def norm_and_project(norm: nn.Module, projection: nn.Module, o: Tensor, gate: Te
         return None
     if modules_are_seen(o) or not (is_unhooked(norm) and is_trained_linear(projection)):
         return None
-    scale, weight = norm._parameters["weight"], projection._parameters["weight"]
-    if projection._parameters["bias"] is not None or not is_plain((o, gate, scale, weight)):
+    scale, weight = norm._parameters.get("weight"), projection._parameters["weight"]
+    if scale is None or projection._parameters["bias"] is not None or not is_plain((o, gate, scale, weight)):
         return None
     return _projected(o, gate, scale, weight, norm.eps)

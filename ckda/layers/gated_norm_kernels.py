@@ -134,6 +134,8 @@ def backward(
     dy: Tensor, o: Tensor, gate: Tensor | None, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """As :func:`ckda.layers.gated_norm.torch_backward`."""
+    if not o.numel():
+        return torch.empty_like(o), None if gate is None else torch.empty_like(gate), torch.zeros_like(weight)
     given = (dy, o, gate, weight)
     kept = replay.kept_for("gated norm", given, eps)
     made = replay.rerun(kept, "backward", given)

@@ -80,7 +80,8 @@ def is_unhooked(module: nn.Module) -> bool:
 
 def is_trained_linear(module: nn.Module) -> bool:
     """Whether calling the module is a Linear's product, and all its parameters want a gradient."""
-    if type(module) is not nn.Linear or not is_unhooked(module):
+    own = module._parameters
+    if type(module) is not nn.Linear or not is_unhooked(module) or not {"weight", "bias"} <= own.keys():
         return False
-    weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
+    weight, bias = own["weight"], own["bias"]
     return weight is not None and weight.requires_grad and (bias is None or bias.requires_grad)

@@ -334,3 +334,13 @@ def test_a_smoke_run_is_not_mixed_with_others(words: list[str], name: str, tmp_p
     del record["protocol"]
     (tmp_path / name).write_text(json.dumps(record))
     refused(smoke, f"{name} was measured, and this is a smoke run.*--fresh")
+
+
+def test_what_was_measured_otherwise_is_not_gone_on_from(tmp_path: Path) -> None:
+    here = {"device": "cpu", "commit": "a"}
+    record = {"environment": here, "seed": 0, "dtype": "float32", "rows": [{"peer": "ckda"}]}
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps(record))
+    assert earlier(path, here, fresh=False, smoke=False, seed=0, dtype="float32") == record["rows"]
+    with pytest.raises(ValueError, match="measured with dtype float32, and this is bfloat16"):
+        earlier(path, here, fresh=False, smoke=False, seed=0, dtype="bfloat16")

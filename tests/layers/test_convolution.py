@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -244,3 +245,29 @@ def test_several_on_a_gpu(bounds):
         assert all(map(torch.equal, together, apart))
         found, wanted = (torch.autograd.grad(ys, (*inputs, *weights), dys) for ys in (together, apart))
         assert all(map(torch.equal, found, wanted))
+
+
+@pytest.mark.parametrize(("taps", "dtype"), [(3, torch.float32), (4, torch.float64)])
+def test_convolutions_that_are_not_alike_are_added_up_apart(
+    taps: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where kernels serve: what they write for all side by side has one number of taps and one dtype."""
+    from ckda.layers import convolution
+
+    asked: list[int] = []
+
+    class Kernels:
+        def backward_all(self, dys: Any, parts: list) -> list[torch.Tensor]:
+            asked.append(len(parts))
+            return [part[i] for i in (0, 1) for part in parts]
+
+    monkeypatch.setattr(convolution, "has_kernel", lambda x: True)
+    monkeypatch.setattr(convolution, "_kernels", Kernels)
+    monkeypatch.setattr(convolution, "_backward", lambda dy, x, weight, *rest: (x, weight))
+    x, shape = torch.randn(2, 5, 8), (2, 5, 2, 4)
+    weights = [torch.randn(8, 4), torch.randn(8, taps).to(dtype)]
+    with torch.no_grad():
+        for pair in (weights, [weights[0]] * 2):
+            found = convolution.backward_together(*[x.view(shape)] * 2, x, x, *pair, None, (shape, shape), (True, True))
+            assert [each.shape for each in found] == [x.shape, x.shape, pair[0].shape, pair[1].shape]
+    assert asked == [2], "once, for those that are alike"

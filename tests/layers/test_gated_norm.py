@@ -104,3 +104,13 @@ def test_kernels_on_a_gpu(dtype, V):
     for a, b in zip(found[:2], wanted[:2], strict=True):
         torch.testing.assert_close(a.double(), b, **tolerance)
     torch.testing.assert_close(found[2].double(), wanted[2], rtol=1e-3, atol=1e-1)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_no_tokens_have_no_gradient_and_no_launch(gated: bool) -> None:
+    kernels = pytest.importorskip("ckda.layers.gated_norm_kernels")
+    o, weight = torch.empty(2, 0, 3, 4), torch.ones(4)
+    do, dgate, dweight = kernels.backward(o, o, o if gated else None, weight, 1e-5)
+    assert do.shape == o.shape
+    assert (dgate is None) != gated
+    assert torch.equal(dweight, torch.zeros(4))

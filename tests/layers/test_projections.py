@@ -382,3 +382,21 @@ def test_on_a_gpu(dtype, by_modules):
     assert torch.equal(y, z)
     for a, b, c in zip(found, wanted, exact, strict=True):
         assert (a.float() - c).norm() <= 1.2 * (b.float() - c).norm() + 1e-4 * c.norm()
+
+
+def test_convolutions_are_taken_by_name():
+    layer, x = make(), an_input()
+    y = layer(x)
+    for name in ("v", "q"):
+        layer.convolutions[name] = layer.convolutions.pop(name)
+    assert [*layer.convolutions] == ["k", "v", "q"]
+    assert torch.equal(layer(x), y)
+    assert torch.equal(torch.autograd.grad(layer(x).sum(), x)[0], torch.autograd.grad(make()(x).sum(), x)[0])
+
+
+def test_parameters_that_are_plain_tensors_are_read_by_their_modules(by_modules):
+    layer, x = make(beta_init="spread"), an_input()
+    for module, name in ((layer.b_proj, "bias"), (layer.o_norm, "weight")):
+        value = module._parameters.pop(name).detach() + 0.5
+        setattr(module, name, value)
+    torch.testing.assert_close(layer(x), by_modules(lambda: layer(x)))

@@ -87,3 +87,11 @@ def test_kernels_loaded_together_have_their_own_functions(
         with ThreadPoolExecutor(len(kernels)) as threads:
             _load(kernels, threads, device=-1)
         assert [kernel.run() for kernel in kernels] == [kernel.src for kernel in kernels]
+
+
+def test_kernels_that_were_loaded_are_not_loaded_again() -> None:
+    class Loaded:
+        _run = object()
+
+    with ThreadPoolExecutor(1) as threads:
+        _load([Loaded(), Loaded()], threads, device=-1)  # asks nothing of them

@@ -392,6 +392,11 @@ def _known(job: _Job, store: Store, lengths: tuple[int, ...], words: int) -> Tra
     if not untested:
         return known
     files = store.files(job.name)
+    if not files.weights.exists():
+        raise ValueError(
+            f"{files.record} was not tested at {', '.join(map(str, untested))} letters, and {files.weights.name} is gone; "
+            f"--lengths {','.join(map(str, known.scores))} takes it as it is, --fresh trains it anew in its place"
+        )
     saved = read_weights(files.weights, "ckda track", (), job.ensemble.device)
     job.ensemble.keep([job.ensemble.seeds.index(seed) for seed in saved["seeds"]])
     job.ensemble.begin_from(saved["parameters"], job.ensemble.began_from)

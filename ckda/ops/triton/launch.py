@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -67,7 +67,8 @@ class Launch(NamedTuple):
                 return compiled
             if len(_COMPILED) > 4096:  # lengths without end
                 _COMPILED.clear()
-            compiled = _COMPILED[key] = self.kernel[self.grid](**self.arguments, **self.options)
+            with _LOADING:
+                compiled = _COMPILED[key] = self.kernel[self.grid](**self.arguments, **self.options)
             return compiled
 
     def _ordered(self) -> list[Any]:
@@ -107,15 +108,19 @@ def _load(kernels: Sequence[Any], threads: ThreadPoolExecutor, device: int) -> N
     which may be one that another thread has just loaded and not yet read: a kernel would get another kernel's function.
     """
 
+    kernels = [kernel for kernel in kernels if getattr(kernel, "_run", None) is None]  # the others are there
+
     def build(kernel: Any) -> None:
-        with torch.cuda.device(device):
+        with suppress(Exception), torch.cuda.device(device):  # an error comes again when it is loaded
             triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)  # for the file that it leaves
 
     list(threads.map(build, kernels))
-    for kernel in kernels:
-        _ = kernel.run
+    with _LOADING:
+        for kernel in kernels:
+            _ = kernel.run
 
 
+_LOADING = threading.RLock()  # what launches kernels is loaded by one thread at a time
 _COMPILED: dict[tuple, Any] = {}  # kernel, options, device and kinds of arguments -> what Triton made of them
 
 
