@@ -187,7 +187,6 @@ _DRAW: dict[str, Callable[[Path], None]] = {
     "tracking/horizon/horizon.png": _horizon,
     "tracking/paper/initialization.png": _initialization,
     "regular/runs": lambda path: _regular(path.parent),
-    "regular/*/runs": lambda path: _regular(path.parent),
     "tracking/random-keys/600_cell.png": _600_cell,
     "tracking/inspect/*.quaternions.png": _quaternions,
     "tracking/inspect/*.png": _mechanism,

@@ -83,7 +83,8 @@ def suite_figure(result: SuiteResult) -> Any:
     A last panel is the cost, where all milliseconds are of one kind of device.
     """
     names = [name for name in TASKS if any(one.task == name for one in result.runs.values())]
-    num = len(names) + (costs := _one_device(result))
+    comparable = len({_device(one) for one in result.runs.values()}) == 1
+    num = len(names) + comparable
     columns = min(3, num)
     rows = -(-num // columns)
     figure = empty_figure(figsize=(4.6 * columns, 3.3 * rows))
@@ -101,7 +102,7 @@ def suite_figure(result: SuiteResult) -> Any:
         axes.set_xscale("log", base=2)
         axes.set(title=name, ylim=(-0.1, 1.06), xlabel="length")
         axes.legend(frameon=False, fontsize=6.5)
-    if costs:
+    if comparable:
         _draw_cost(panels[len(names)], result)
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
@@ -109,10 +110,6 @@ def suite_figure(result: SuiteResult) -> Any:
         axes.set_axis_off()
     panels[0].set_ylabel("scaled accuracy")
     return figure
-
-
-def _one_device(result: SuiteResult) -> bool:
-    return len({_device(one) for one in result.runs.values()}) == 1
 
 
 def _draw_cost(axes: Any, result: SuiteResult) -> None:
