@@ -24,6 +24,7 @@ from ckda.bench import host, sweep, throughput
 from ckda.bench.options import Shape
 from ckda.bench.peers import Call, Peer, inputs, label, leaves, peers
 from ckda.bench.timing import ROUNDS, TIMED, WARMUP, earlier, measure, milliseconds
+from ckda.bench.tuning import compile_rows, compile_side_by_side, forget_choices
 from ckda.command import CheckFailed, did_you_mean, make_folder, pick_device, refuse_unread
 from ckda.ops import complex_kda, complex_kda_step
 from ckda.record import environment, write_json
@@ -229,8 +230,6 @@ def _run_sweep(args: argparse.Namespace, device: str, folder: Path) -> int:
     left = [row.name for row in rows if row.name not in there]
     _say_known([row.name for row in rows if row.name in there])
     if args.jobs > 1 and device == "cuda" and not args.smoke:
-        from ckda.bench.tuning import compile_rows
-
         compile_rows(args.jobs, device, left)
 
     def keep(found: list[dict[str, Any]]) -> None:
@@ -305,14 +304,18 @@ def _name(dtype: torch.dtype) -> str:
 def _protocol(args: argparse.Namespace) -> Any:
     if args.smoke:
         return "smoke"
-    return {"rounds": ROUNDS, "warmup": WARMUP, "timed": TIMED, "fla_tuned_briefly": args.jobs > 1}
+    return {
+        "rounds": ROUNDS,
+        "warmup": WARMUP,
+        "timed": TIMED,
+        "fla_tuned_briefly": args.jobs > 1,
+        "fla_tuned_by_shape": True,
+    }
 
 
 def _prepare(args: argparse.Namespace, device: str, shape: Shape) -> None:
     """With --jobs, FLA's kernels are compiled before anything is measured."""
     if args.jobs > 1 and device == "cuda" and find_spec("fla") is not None:
-        from ckda.bench.tuning import compile_side_by_side
-
         compile_side_by_side(args.jobs, shape)
 
 
@@ -396,6 +399,7 @@ def _run_peers(args: argparse.Namespace, device: str, folder: Path) -> int:
         "decode": [],
     }
     for shape in shapes:
+        forget_choices()
         for peer in found:
             if (peer.name, tuple(shape)) in done:
                 continue

@@ -18,6 +18,7 @@ import torch
 from ckda.bench.options import Shape
 from ckda.bench.peers import GAUGE, Peer, label
 from ckda.bench.timing import rounds_ms
+from ckda.bench.tuning import forget_choices
 
 __all__ = ["LENGTHS", "SHAPES", "SMOKE", "draw", "run"]
 
@@ -63,6 +64,7 @@ def run(
     rows = [*known]
     done = {(row["peer"], tuple(row["shape"].values())) for row in rows}
     for shape in shapes:
+        forget_choices()
         for peer in found:
             if (peer.name, tuple(shape)) in done:
                 continue

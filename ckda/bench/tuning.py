@@ -2,13 +2,17 @@
 
 flash-linear-attention tries every configuration of a kernel at its first call. Afterwards each is timed for some 20 ms instead of
 100, which is the same choice for less of a GPU's time. The rows of the sweep have no choice; they are run once.
+
+What it chose holds for calls of any length, so that a check on few tokens would choose for what is timed. Before each shape it
+is therefore made to choose again (:func:`forget_choices`).
 """
 
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -17,7 +21,7 @@ from ckda.bench import sweep
 from ckda.bench.options import Shape
 from ckda.bench.peers import peers
 
-__all__ = ["compile_rows", "compile_side_by_side", "share_configurations"]
+__all__ = ["compile_rows", "compile_side_by_side", "forget_choices", "share_configurations"]
 
 
 def share_configurations(part: int, parts: int) -> None:
@@ -32,6 +36,28 @@ def share_configurations(part: int, parts: int) -> None:
         self._do_bench = lambda run, quantiles: triton.testing.do_bench(run, warmup=5, rep=20, quantiles=quantiles)
 
     Autotuner.__init__ = made
+
+
+def _tuned_kernels(package: str) -> Iterator[Any]:
+    """The kernels of an imported package that choose among configurations."""
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.jit import KernelInterface
+
+    for module in [module for name, module in sys.modules.items() if name.split(".")[0] == package]:
+        for kernel in [*vars(module).values()]:
+            while isinstance(kernel, KernelInterface):
+                if isinstance(kernel, Autotuner):
+                    yield kernel
+                kernel = getattr(kernel, "fn", None)
+
+
+def forget_choices(package: str = "fla") -> None:
+    """Let every kernel of the package choose among its configurations again at its next call, whatever the disk remembers."""
+    if package not in sys.modules or find_spec("triton") is None:
+        return
+    for kernel in _tuned_kernels(package):
+        kernel.cache.clear()
+        kernel.cache_results = False
 
 
 def _side_by_side(jobs: int, *words: Any) -> None:

@@ -1,7 +1,10 @@
 """What is compiled before it is timed, shared among processes: each is compiled by one, and none is forgotten."""
 
 import json
+import sys
+import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +26,29 @@ def test_every_configuration_is_somebodys(monkeypatch: pytest.MonkeyPatch, num: 
             assert callable(tuner._do_bench)
     assert all(shares), "a process without any could not run the kernel"
     assert {config for share in shares for config in share} == {*range(num)}
+
+
+def test_a_peer_chooses_again_for_every_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kernel chose on the check's few tokens, in memory or on the disk, is not what is timed."""
+    triton = pytest.importorskip("triton")
+    from ckda.bench.tuning import forget_choices
+
+    def kernel(x: Any) -> None: ...
+
+    other = types.ModuleType("peer_of_a_test.ops")
+    configs = [triton.Config({}, num_warps=1), triton.Config({}, num_warps=2)]
+    tuner = triton.autotune(configs, key=["x"])(triton.jit(kernel))
+    tuner.cache_results = True
+    other.kernel = triton.heuristics({})(tuner)  # type: ignore[attr-defined]
+    tuner.cache[("a size",)] = configs[0]
+    for name in ("peer_of_a_test", other.__name__):
+        monkeypatch.setitem(sys.modules, name, other)
+    forget_choices("peer_of_another")
+    assert tuner.cache
+    assert tuner.cache_results
+    forget_choices("peer_of_a_test")
+    assert not tuner.cache
+    assert not tuner.cache_results
 
 
 def test_every_row_of_the_sweep_is_somebodys(monkeypatch: pytest.MonkeyPatch) -> None:
