@@ -20,11 +20,16 @@ tokens=${TOKENS:-runs/lm/tokens}
 have=${HAVE:-results/lm}
 export PYTHONPATH=".${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 
-units() { # the units of a study; what is left of LIMIT seconds of this script
-  local left=$((${LIMIT:-540} - SECONDS)) settings=()
+left() { # of LIMIT seconds of this script
+  local limit=${LIMIT:-540}
+  echo $((SECONDS < limit ? limit - SECONDS : 0))
+}
+
+units() { # the units of a study, in the time that is left
+  local settings=()
   if [ "$1" != sweep ] && [ -f "$have/sweep/units.json" ]; then settings=(--settings "$have/sweep/units.json"); fi
   if [ "$1" = factors ]; then settings=(); fi
-  "$python" -m ckda.cli lm ladder --study "$1" --data "$tokens" --out "$out/$1" --have "$have/$1" --time-limit "$left" \
+  "$python" -m ckda.cli lm ladder --study "$1" --data "$tokens" --out "$out/$1" --have "$have/$1" --time-limit "$(left)" \
     "${settings[@]}" ${ONLY:+--only "$ONLY"} ${BUDGETS:+--budgets "$BUDGETS"}
 }
 
@@ -39,7 +44,7 @@ for part in "${parts[@]}"; do
     sweep | factors | ladder | tracking) units "$part" ;;
     throughput) "$python" recipes/lm_comparison.py throughput --data "$tokens" --out "$out" ;;
     large) "$python" recipes/lm_comparison.py large --data "$tokens" --out "$out" ;;
-    comparison) "$python" recipes/lm_comparison.py train --data "$tokens" --time-limit $((${LIMIT:-540} - SECONDS)) --out "$out" ;;
+    comparison) "$python" recipes/lm_comparison.py train --data "$tokens" --time-limit "$(left)" --out "$out" ;;
     collect)
       for name in sweep factors ladder tracking; do
         if compgen -G "$out/$name/units-*.json" > /dev/null; then

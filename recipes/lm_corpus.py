@@ -415,7 +415,7 @@ def fetch(source: Source, folder: Path) -> str:
         run("apt-get", "download", source.package, cwd=loading)
         archive = next(loading.glob("*.deb"))
         run("dpkg-deb", "-x", archive.name, ".", cwd=loading)
-    version = archive.name.removesuffix(".deb")
+    version = re.sub(r"_[^_]+\.deb$", "", archive.name)  # without the machine's kind
     archive.unlink()
     loading.rename(place)
     write_text(note, version)

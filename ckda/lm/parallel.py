@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ckda.ops.context import Context
 
-__all__ = ["World", "blocks_of", "join", "share_time", "spread"]
+__all__ = ["World", "alone", "blocks_of", "join", "share_time", "spread"]
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,21 @@ class World:
             torch.distributed.destroy_process_group()
 
 
+def alone(device: str) -> World:
+    """The only rank there is. Its GPU has a number, for some of torch's functions refuse a device without one.
+
+    Example:
+        >>> alone("cuda").device.index, alone("cpu").device.type
+        (0, 'cpu')
+    """
+    return World(0, 1, torch.device(device, 0) if device == "cuda" else torch.device(device))
+
+
 def join(device: str) -> World:
     """Join the ranks that torchrun started, or be the only one."""
     size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     if size == 1:
-        return World(0, 1, torch.device(device, 0) if device == "cuda" else torch.device(device))
+        return alone(device)
     place = torch.device(device, int(os.environ["LOCAL_RANK"])) if device == "cuda" else torch.device(device)
     if device == "cuda":
         torch.cuda.set_device(place)

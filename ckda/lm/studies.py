@@ -55,12 +55,16 @@ def rung_of(size: str) -> str:
 def make(
     size: str, arm: str, seed: int, budgets: tuple[int, ...], settings: Settings | None = None, **more: Any
 ) -> Unit:
-    """A unit of a size of our ladder, with the size's learning rate, batch, length and warm-up unless told otherwise."""
+    """A unit of a size of our ladder, with the size's learning rate, batch, length and warm-up unless told otherwise.
+
+    The warm-up is as many tokens at any batch: at twice the size's own batch it is half as many updates.
+    """
     rung, config = rung_of(size), CONFIGS[size]
     lr, batch = (settings or {}).get(rung, (config.learning_rate[0], config.batch_sequences[0]))
-    own = {"lr": lr, "batch": batch, "length": config.context, "warmup": config.warmup_steps}
-    name = more.pop("name", f"{rung}-{arm}-seed{seed}")
-    return Unit(name=name, model=f"{size}:{arm}", rung=rung, seed=seed, budgets=budgets, **own | more)
+    own = {"lr": lr, "batch": batch, "length": config.context} | more
+    own.setdefault("warmup", config.warmup_steps * config.batch_sequences[0] // own["batch"])
+    name = own.pop("name", f"{rung}-{arm}-seed{seed}")
+    return Unit(name=name, model=f"{size}:{arm}", rung=rung, seed=seed, budgets=budgets, **own)
 
 
 def ladder(settings: Settings | None = None) -> list[Unit]:

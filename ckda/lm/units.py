@@ -8,6 +8,7 @@ whatever their arm.
 
 import gc
 import math
+import os
 import signal
 import threading
 import time
@@ -24,7 +25,7 @@ from ckda.layers.complex_kda import ComplexKDA
 from ckda.lm.data import Sampler, TokenStore
 from ckda.lm.inspect import SHARES, gate_use
 from ckda.lm.models import config_of
-from ckda.lm.parallel import World
+from ckda.lm.parallel import alone
 from ckda.lm.recipe import Recipe
 from ckda.lm.train import NotFinite, Options, Trainer, prefetched
 from ckda.models import ComplexKDAForCausalLM
@@ -169,7 +170,7 @@ def run_unit(
         eval_tokens=at.eval_tokens,
     )
     config = config_of(unit.model, backend=at.backend, **unit.changes)
-    world = World(0, 1, torch.device(at.device))
+    world = alone(at.device)
     trainer = Trainer(lambda: ComplexKDAForCausalLM(config), at.data, trunk, Path(at.data), world, Options())
     questions = _mix(trainer, unit, at)
     journal = Journal(unit.tokens_per_step)
@@ -461,7 +462,8 @@ class Pace:
 
 
 def _free_name(out: Path) -> Path:
-    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+    """A name of this process alone: calls side by side may begin their records in the same second."""
+    stamp = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.getpid()}"
     names = (out / f"units-{stamp}{suffix}.json" for suffix in ("", *(f"-{i}" for i in range(1, 100))))
     return next(name for name in names if not name.exists())
 

@@ -42,6 +42,8 @@ def test_every_part_is_a_command(tmp_path):
     assert any(words[2:4] == ["scaling", "fit"] for words in calls)
     assert sum(words[0].startswith("recipes/") for words in calls) == 3
     assert called(tmp_path, "nonsense")[0] == 2
+    late = called(tmp_path, "sweep", HAVE=str(tmp_path), LIMIT="-1")[1]  # the parts before it took all of the time
+    assert parser.parse_args(late[0][4:]).time_limit == 0
     status, calls = called(tmp_path, LEFT="3", HAVE=str(tmp_path))
     assert status == 3
     assert not any("--study" in words and "ladder" in words[words.index("--study") :] for words in calls)

@@ -94,6 +94,19 @@ def test_the_time_limit_leaves_units_and_a_kill_loses_only_the_one_under_way(at,
         run_unit(replace(UNIT, seed=5), at, deadline=time.monotonic())
 
 
+def test_calls_side_by_side_write_records_of_their_own(at, tmp_path, monkeypatch):
+    """They may begin them in the same second."""
+    monkeypatch.setattr(module, "run_unit", lambda unit, *others: {"unit": unit.as_json(), "seconds": 1.0})
+    monkeypatch.setattr(module.time, "strftime", lambda *about: "20260101T000000")
+    units = study("toy")[:2]
+    for process, unit in enumerate(units):
+        monkeypatch.setattr(module.os, "getpid", lambda process=process: process)
+        monkeypatch.setattr(Path, "exists", lambda path: False)  # both look before either writes
+        run_all([unit], at, tmp_path)
+    monkeypatch.undo()
+    assert [one["unit"]["name"] for one in read_units([tmp_path])] == [unit.name for unit in units]
+
+
 def test_a_toy_ladder_through_to_the_fit_and_the_figure(at, tmp_path):
     units = [replace(unit, looks=0) for unit in study("toy")]
     first, left = run_all(units[:5], at, tmp_path / "a")
@@ -216,6 +229,8 @@ def test_studies_are_what_the_issue_asks_for():
     settings = best_settings(sweep)
     assert settings == {size.removeprefix("own-"): (1e-3, 32) for size in OWN}
     assert all((u.lr, u.batch) == (1e-3, 32) for u in study("ladder", settings))
+    warmed = {u.warmup * u.batch for u in study("sweep") + study("ladder") + study("ladder", settings)}
+    assert warmed == {200 * 16}  # sequences
     with pytest.raises(ValueError, match="would take"):
         plan([replace(ladder[0], budgets=(10**10,))], set())
 
