@@ -47,7 +47,7 @@ class DemoConfig:
     fresh: bool = False  #: ignore the checkpoint of an interrupted run, and replace a finished one
 
     def recipe(self) -> Recipe:
-        """The recipe of every arm: the paper's protocol with few updates of few words."""
+        """The recipe of every arm: few updates of few words, momentum constant at 0.95. Labels are smoothed (:data:`SMOOTHING`)."""
         return Recipe(20, 8) if self.smoke else Recipe(self.steps, self.batch)
 
 
