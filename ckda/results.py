@@ -7,7 +7,6 @@ Records (JSON) are never touched. Beside them lie summaries, tables and figures,
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +59,11 @@ def _tracking(folder: Path) -> None:
 
 
 def _words(path: Path) -> None:
-    """The paper's figure of the word problems: its protocol, and A5 from its construction."""
-    from ckda.experiments.tracking.figures import groups_figure
-    from ckda.experiments.tracking.run import collect
+    """The paper's figure of the word problems: the runs of its protocol that stand in the comparison."""
+    from ckda.experiments.tracking.comparison import shown
+    from ckda.experiments.tracking.figures import words_figure
 
-    theory = collect([path.parents[1] / "penalties"], ["A5"])
-    both = collect([path.parent])
-    _save(path, groups_figure(replace(both, runs=both.runs | theory.runs)))
+    _save(path, words_figure(shown(path.parents[1])))
 
 
 def _initialization(path: Path) -> None:

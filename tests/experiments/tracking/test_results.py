@@ -9,14 +9,16 @@ import pytest
 import torch
 
 from ckda.cli import main
-from ckda.experiments.tracking.comparison import ROWS, comparison
+from ckda.experiments.tracking.comparison import ROWS, comparison, shown
 from ckda.experiments.tracking.figures import (
     PUBLISHED,
     _starts,
     groups_figure,
     initialization_figure,
     mechanism_figure,
+    published,
     quaternions_figure,
+    words_figure,
 )
 from ckda.experiments.tracking.lottery import binomial_interval, lottery
 from ckda.experiments.tracking.run import TrackRun, collect, keep_replica, load_replica, title
@@ -239,9 +241,10 @@ def test_weights_of_the_best_of_24_seeds(path):
         assert (model(x)[:, 1:].argmax(-1) == y).double().mean() > 0.99
 
 
-@pytest.mark.parametrize("seed", [1, 4, 6, 9, 17, 18])
-def test_kept_weights_are_read_and_right_at_the_training_length(seed):
-    _, task, model = load_replica(KEPT / f"paper/weights/S4-ckda.seed{seed}.pt", seed)
+@pytest.mark.parametrize("name", ["S3-ckda.seed1", *(f"S4-ckda.seed{seed}" for seed in (1, 4, 6, 9, 17, 18))])
+def test_kept_weights_are_read_and_right_at_the_training_length(name):
+    seed = int(name.rpartition("seed")[2])
+    _, task, model = load_replica(KEPT / f"paper/weights/{name}.pt", seed)
     x, y = task.batch(32, 32, torch.Generator().manual_seed(seed))
     with torch.no_grad():
         assert (model(x)[:, 1:].argmax(-1) == y).double().mean() > 0.99
@@ -260,7 +263,7 @@ def test_one_seed_of_a_run_is_kept(tmp_path):
 
 
 def test_spreads_are_what_the_paper_says():
-    """Half of the gates negative; learning rates with two modes near .5 and 1.5 (app:initialization)."""
+    """Half of the gates negative; learning rates with two modes near .5 and 1.5 (app:initialization, fig:initialization)."""
     gates, rates = _starts(4, 64)
     assert (gates["standard"] > 0).all()
     assert (gates["spread"] < 0).mean() == pytest.approx(0.5, abs=0.1)
@@ -269,6 +272,28 @@ def test_spreads_are_what_the_paper_says():
     assert rates["spread"][low].mean() == pytest.approx(0.5, abs=0.2)
     assert rates["spread"][~low].mean() == pytest.approx(1.5, abs=0.2)
     assert len(initialization_figure(2, 8).axes) == 2
+
+
+def test_the_paper_s_figure_shows_the_best_of_three_both_ways():
+    """Dots: the maximum at each length, as published; the thick line: the one seed that is best at 512; the rest is thin."""
+    runs = shown(KEPT)
+    figure = words_figure(runs)
+    assert [axes.get_title() for axes in figure.axes] == ["S3", "S4", "A5"]
+    for axes in figure.axes:
+        chosen = [run for run in runs if run.group == axes.get_title()]
+        lines = axes.get_lines()
+        for run in chosen:
+            three = lottery(run, published(run))["first_three"]
+            (dots,) = [
+                line for line in lines if line.get_marker() == "o" and line.get_ydata()[-1] == three["by_length"][-1]
+            ]
+            drawn = dict(zip(dots.get_xdata(), dots.get_ydata(), strict=True))
+            assert [drawn[n] for n in (32, 128, 512)] == three["by_length"]
+            thick = [line for line in lines if line.get_linewidth() > 2 and line.get_color() == dots.get_color()]
+            assert [line.get_ydata()[-1] for line in thick] == [three["one_seed"][-1]]
+        assert len(lines) == sum(len(run.seeds) + 2 for run in chosen) + 1
+    assert "momentum" in runs[-1].recipe
+    assert runs[-1].recipe["momentum"] == "cycled"
 
 
 def test_the_paper_s_figures_beside_our_records():
