@@ -1,6 +1,7 @@
 """The one-layer model of the state-tracking experiments (app:exp_state_tracking), and how it may start."""
 
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -208,13 +209,15 @@ def _leading(mixer: Any) -> list[int]:
 
 
 @torch.no_grad()
-def _quaternions(model: Tracker, task: "WordProblem", heads: int = 2, logit: float = 12.0) -> None:
+def _quaternions(
+    model: Tracker, task: "WordProblem", heads: int = 2, logit: float = 12.0, begin_key: bool = False
+) -> None:
     """Two heads start as the paper's tracker of A5 (app:A5const): ``A_g = (I - 2 q_g q_g^T) Diag(-1, 1, 1, 1)``.
 
     The embedding holds the quaternion and a 1 (the begin token two ones), the keys of those heads read the quaternion, their
     gates and learning rates stand at their ends. All the rest is random, everything trains. Nothing has to be written at
     the beginning: a value v = C^T q, C with first row zero, makes ``S_t - C = A_g (S_{t-1} - C)``, so that the state runs
-    through C - A C from zero.
+    through C - A C from zero. With `begin_key` the begin token keeps the random key that it has, as in the authors' code.
     """
     mixer = model.mixer
     _need_two_spreads(mixer, "quaternions")
@@ -226,7 +229,10 @@ def _quaternions(model: Tracker, task: "WordProblem", heads: int = 2, logit: flo
     embedding[:, 4], embedding[-1, 5] = 1.0, 1.0
     for head in range(heads):
         rows = slice(4 * head, 4 * head + 4)
+        begin = mixer.k_proj.weight[rows, 5].clone()
         mixer.k_proj.weight[rows] = torch.eye(4, mixer.hidden_size)
+        if begin_key:
+            mixer.k_proj.weight[rows, 5] = begin
         mixer.f_proj[1].weight[rows] = 0
         mixer.dt_bias[rows] = torch.tensor([-logit, logit, logit, logit])
         mixer.b_proj.weight[head] = 0
@@ -245,6 +251,7 @@ STARTS: dict[str, Callable[[Tracker, "WordProblem"], None]] = {
     "orthogonal-quarter": _quarters,
     "orthogonal-by-input": _signs,
     "quaternions": _quaternions,
+    "quaternions-begin": partial(_quaternions, begin_key=True),
 }
 
 

@@ -47,6 +47,10 @@ _STARTS: dict[str, tuple[str, dict[str, Any]]] = {
         "two heads start as the paper's construction for A5 (app:A5const)",
         {"width": 32, "heads": 4, "head_dim": 4, "beta_init": "spread", "start": "quaternions"},
     ),
+    "quaternions-begin": (
+        "the same, and the begin token keeps a random key in them, as in the authors' code",
+        {"width": 32, "heads": 4, "head_dim": 4, "beta_init": "spread", "start": "quaternions-begin"},
+    ),
 }
 _PENALTIES = {
     "closure": ("equal input and product, equal readout: the rotations learn to close", {"closure": 0.1}),

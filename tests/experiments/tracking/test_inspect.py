@@ -72,6 +72,19 @@ def theory_of_A5(start="quaternions"):
     return build_tracker("ckda", task, **options), task
 
 
+def test_the_begin_token_may_keep_its_random_key():
+    """As in the authors' code: column 5 of the keys, which only the begin token reads, stays as drawn; letters are the same."""
+    keys = {}
+    for start in ("random", "quaternions", "quaternions-begin"):
+        model, _ = theory_of_A5(start)
+        keys[start] = model.mixer.k_proj.weight[:8], model.embedding.weight @ model.mixer.k_proj.weight[:8].T
+    drawn = keys["random"][0][:, 5]
+    assert torch.equal(keys["quaternions-begin"][1][-1], drawn)
+    assert drawn.abs().min() > 0
+    assert not keys["quaternions"][1][-1].any()
+    assert torch.equal(keys["quaternions-begin"][1][:-1], keys["quaternions"][1][:-1])
+
+
 def test_inner_products_of_quaternions_follow_from_the_character():
     """One of A5's two homomorphisms into the rotations has the quaternions that the paper gives, the other their twins."""
     G = group("A5")
