@@ -163,7 +163,7 @@ def _called(argv: Sequence[str]) -> tuple[list[str], Verb | None]:
 
 
 _EPILOG = """\
-first:        ckda demo       two minutes on a CPU, one page with pictures
+first:        ckda demo       a few minutes on a CPU, one page with pictures
 then:         ckda track S3 --recipe quick
               ckda track --recipes
               ckda VERB --help

@@ -23,7 +23,7 @@ ABOUT = {
     "audio/seeds": "How often does the steady recipe keep time?",
     "bench": "How fast is the operator, beside flash-linear-attention?",
     "compat": "What do clients of other libraries gain, and do FLA's own tests pass?",
-    "demo": "How far does each range setting track after two minutes on a CPU?",
+    "demo": "How far does each range setting track after three minutes on a CPU?",
     "lm": "How do 47M language models train, and how fast?",
     "regular": "Which arm learns which regular task, how far, and at what cost?",
     "scaling": "Do our fits return the paper's scaling laws?",

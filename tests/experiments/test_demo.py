@@ -4,15 +4,21 @@ import json
 import re
 import signal
 from functools import partial
+from pathlib import Path
 
 import pytest
+import torch
 
 from ckda import cli
+from ckda.experiments.demo import LENGTHS, DemoResult
 from ckda.experiments.tracking.figures import cups_strip
 from ckda.experiments.tracking.model import build_tracker
 from ckda.experiments.tracking.run import load_replica
-from ckda.experiments.tracking.task import WordProblem
+from ckda.experiments.tracking.task import WordProblem, scaled_accuracy
+from ckda.layers import RANGES
 from ckda.train import Ensemble, Recipe, train
+
+KEPT = Path(__file__).parents[2] / "results/demo"
 
 
 @pytest.mark.slow
@@ -91,3 +97,21 @@ def test_strip_marks_wrong_answers():
     drawn = cups_strip(strip)
     assert drawn.count("<circle") == 3
     assert drawn.count("<line") == 1
+
+
+@pytest.mark.parametrize("arm", RANGES)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_kept_weights_give_the_accuracies_of_their_record(seed, arm):
+    """The record's own words, of which the first 64 letters are read."""
+    path = KEPT / f"seed{seed}/{arm}.pt"
+    assert path.stat().st_size < 2**20
+    about, task, model = load_replica(path)
+    assert (about["mixer"], about["seed"]) == (arm, seed)
+    generator = torch.Generator().manual_seed(1_000_000)
+    words = [task.batch(64, max(LENGTHS), generator) for _ in range(4)]
+    x, y = (torch.cat(parts) for parts in zip(*words, strict=True))
+    with torch.no_grad():
+        right = model(x[:, :65])[:, 1:].argmax(-1) == y[:, :64]
+    record = DemoResult.from_json(json.loads((KEPT / f"seed{seed}.json").read_text())).arms[arm].scores
+    found = scaled_accuracy(right, LENGTHS[:4], task.order)
+    assert found == pytest.approx({n: record[n] for n in LENGTHS[:4]}, abs=3e-3)
