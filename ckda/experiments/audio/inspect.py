@@ -188,12 +188,14 @@ def run_command(args: argparse.Namespace) -> int:
 
 
 def _inspect(path: Path, seed: int | None, length: int) -> dict[str, Any]:
-    record_path, frames_path = path.with_suffix(".json"), path.parent.parent / "audio.json"
+    run, alone = _of_one_seed(path)
+    record_path, frames_path = path.with_name(f"{run}.json"), path.parent.parent / "audio.json"
     for needed in (record_path, frames_path):
         if not needed.exists():
             raise ValueError(f"{needed} is not there; it comes with the run")
     record, frames = read_json(record_path), np.array(read_json(frames_path)["frames"])
-    arm, seed, model = load_replica(path, record["seeds"][record["shown"]] if seed is None else seed)
+    shown = record["seeds"][record["shown"]] if alone is None else alone
+    arm, seed, model = load_replica(path, shown if seed is None else seed)
     if arm not in RANGES:
         raise ValueError(f"{path} is a {arm}; spectra and modes are of the range settings {', '.join(RANGES)}")
     task = Continuation(frames)
@@ -214,6 +216,17 @@ def _inspect(path: Path, seed: int | None, length: int) -> dict[str, Any]:
         "ablation": ablate(model, task, length),
         "environment": environment(),
     }
+
+
+def _of_one_seed(path: Path) -> tuple[str, int | None]:
+    """The run's name, and the seed where a file NAME.seedN.pt holds one alone.
+
+    Example:
+        >>> _of_one_seed(Path("runs/ckda.seed2.pt")), _of_one_seed(Path("runs/ckda.pt"))
+        (('ckda', 2), ('ckda', None))
+    """
+    name, _, seed = path.stem.partition(".seed")
+    return name, int(seed) if seed.isdecimal() else None
 
 
 def inspect_figure(result: dict[str, Any]) -> Any:
