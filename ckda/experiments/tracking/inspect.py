@@ -174,7 +174,8 @@ def run_command(args: argparse.Namespace) -> int:
     """Look, write JSON and figure, print the finding."""
     out = make_folder(args.out) if args.out else Path(args.run).resolve().parent.parent / "inspect"
     result = inspect(args.run, args.seed, args.length)
-    name = f"{Path(args.run).stem}.seed{result['seed']}"
+    which = f".seed{result['seed']}"
+    name = Path(args.run).stem.removesuffix(which) + which
     path = write_json(out / f"{name}.json", result)
     mechanism_figure(result["mechanism"]).savefig(out / f"{name}.png", dpi=160)
     if result["quaternions"]:
