@@ -100,7 +100,7 @@ def _quaternions(path: Path) -> None:
 def _600_cell(path: Path) -> None:
     from ckda.experiments.tracking.figures import quaternions_figure
 
-    _save(path, quaternions_figure(read_json(path.parents[1] / "inspect/A5-ckda+orthogonal.seed0.json")))
+    _save(path, quaternions_figure(read_json(path.parents[1] / "inspect/A5-ckda+wide.then=polish.seed22.json")))
 
 
 def _audio(folder: Path) -> None:
@@ -129,6 +129,12 @@ def _demo(path: Path) -> None:
 
 def _bench(path: Path) -> None:
     from ckda.bench.command import draw
+
+    draw(read_json(path.with_suffix(".json")), path)
+
+
+def _throughput(path: Path) -> None:
+    from ckda.bench.throughput import draw
 
     draw(read_json(path.with_suffix(".json")), path)
 
@@ -191,8 +197,9 @@ _DRAW: dict[str, Callable[[Path], None]] = {
     "audio/inspect/*.png": _audio_modes,
     "demo/extrapolation.png": _demo,
     "lm/*/units.json": _lm_units,
-    "bench/h200*.png": _bench,
+    "bench/h200.png": _bench,
     "bench/sweep/sweep.png": _sweep,
+    "bench/throughput/throughput.png": _throughput,
     "lm/inspect.png": _lm_inspect,
     "lm/*.png": _lm,
     "scaling/compare.png": _scaling,

@@ -262,7 +262,7 @@ def mechanism_figure(mechanism: dict[str, Any]) -> Any:
         left.plot([h] * len(values), values, "o", color=colour, markersize=4, alpha=0.85)
     left.axhline(2, color="#5c6b7a", linewidth=0.8, linestyle="--")
     left.axhline(1, color="#5c6b7a", linewidth=0.8, linestyle=":")
-    left.set_xticks(range(0, len(beta[0]), 1 + len(beta[0]) // 16))
+    left.set_xticks(range(0, len(beta[0]), 1 if len(beta[0]) <= 12 else 1 + len(beta[0]) // 9))
     left.set(xlabel="head", ylabel="β", ylim=(-0.05, 2.15), title=f"β by head (head {head} works)")
     image = middle.imshow(mechanism["alpha"], cmap="RdBu", vmin=-1, vmax=1, aspect="auto")
     every = 1 + len(names) // 25

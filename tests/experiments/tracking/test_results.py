@@ -21,6 +21,7 @@ from ckda.experiments.tracking.figures import (
     words_figure,
 )
 from ckda.experiments.tracking.lottery import binomial_interval, lottery
+from ckda.experiments.tracking.quaternions import quaternion_heads, rotations
 from ckda.experiments.tracking.run import TrackRun, collect, keep_replica, load_replica, title
 from ckda.page import markdown_table
 
@@ -125,8 +126,15 @@ def test_a5_from_random_keys():
         assert len({head["rotations"] for head in heads}) <= 1, seed
 
 
-def test_the_kept_keys_can_be_drawn():
-    seen = json.loads((KEPT / "inspect/A5-ckda+orthogonal.seed0.json").read_text())
+def test_the_600_cell_is_that_of_kept_weights():
+    """The drawn head is the best of the record, and its keys are those of the kept file."""
+    name = "A5-ckda+wide.then=polish.seed22"
+    seen = json.loads((KEPT / f"inspect/{name}.json").read_text())
+    _, task, model = load_replica(KEPT / f"counts/weights/{name}.pt")
+    head = quaternion_heads(model, task, rotations(task.group))[0]
+    best = seen["quaternions"][0]
+    assert (head.head, head.rotations) == (best["head"], best["rotations"])
+    assert (head.worst, head.error) == pytest.approx((best["worst"], best["error"]), rel=1e-2)
     left, right = quaternions_figure(seen).axes
     assert "60 keys" in left.get_title()
     exact, learned = right.get_lines()[0].get_data()
