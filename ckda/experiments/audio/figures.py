@@ -12,13 +12,15 @@ from ckda.page import empty_figure
 
 __all__ = ["PUBLISHED", "beyond_figure", "continuation_figure", "label", "paper_part", "players"]
 
-#: SNR in dB at lengths 40, 136 and 264 as published (seed 0)
+#: SNR in dB at lengths 40, 136 and 264 as published: seed 0, of audio_toys/reference_periodic_waveform_metrics.json of
+#: OpenEuroLLM/ComplexKDA at commit 03af970. The paper's text has two of them, Complex KDA's and the Transformer's at 264.
 PUBLISHED = {
     "kda": (5.2, 1.8, -2.7),
     "kda-beta2": (5.8, 2.9, 2.1),
     "kda-signed": (8.1, 3.2, -0.7),
     "ckda": (45.6, 42.2, 38.1),
-    "deltaproduct2": (40.8, 32.6, 19.3),
+    "deltaproduct2-gated": (40.8, 32.6, 19.3),
+    "deltaproduct2-standard": (5.0, 1.7, 1.3),
     "gru": (72.8, 73.0, 73.1),
     "transformer": (39.8, 39.8, 2.8),
 }

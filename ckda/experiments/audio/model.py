@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import linear, softplus
 
 from ckda.layers.baselines import GRU, AttentionBlock
 from ckda.layers.complex_kda import RANGES, ComplexKDA
@@ -15,8 +15,9 @@ from ckda.ops.call import unit
 
 __all__ = ["ARMS", "STARTS", "Continuer", "Deaf", "build", "fan", "wind"]
 
-#: what is compared: the four range settings, DeltaProduct_2 from near reflections and from the standard start, GRU, Transformer
-ARMS = (*RANGES, "deltaproduct2", "deltaproduct2-standard", "gru", "transformer")
+#: what is compared: the four range settings, DeltaProduct_2 as published, and without a forget gate from near reflections and from
+#: the standard start, GRU, Transformer
+ARMS = (*RANGES, "deltaproduct2-gated", "deltaproduct2", "deltaproduct2-standard", "gru", "transformer")
 
 WIDTH, HEADS, HEAD_DIM, INNER = 128, 8, 16, 512
 
@@ -149,6 +150,10 @@ def build(arm: str, frame: int = 64) -> Continuer:
     elif arm in ("deltaproduct2", "deltaproduct2-standard"):
         mixer = DeltaProduct(WIDTH, HEADS, HEAD_DIM, num_updates=2, reflection=arm == "deltaproduct2")
         mixer.v_proj = Deaf(WIDTH, 2 * HEADS * HEAD_DIM)
+    elif arm == "deltaproduct2-gated":
+        mixer = DeltaProduct(WIDTH, HEADS, HEAD_DIM, num_updates=2, forget=True, output_gate="linear")
+        mixer.v_proj = Deaf(WIDTH, 2 * HEADS * HEAD_DIM)
+        _start_as_reflections(mixer)
     elif arm == "gru":
         mixer = GRU(WIDTH)
     elif arm == "transformer":
@@ -156,6 +161,15 @@ def build(arm: str, frame: int = 64) -> Continuer:
     else:
         raise ValueError(f"there is no arm {arm!r}; there are {', '.join(ARMS)}")
     return Continuer(mixer, frame=frame)
+
+
+@torch.no_grad()
+def _start_as_reflections(mixer: DeltaProduct) -> None:
+    """Whatever is heard, every learning rate is 1.998 and every forget gate .9999, as the published baseline starts."""
+    mixer.b_proj.weight.zero_()
+    mixer.b_proj.weight[:, -1] = math.log(0.999 / 0.001)
+    mixer.a_proj.weight.zero_()
+    mixer.A_log.copy_((-math.log(0.9999) / softplus(mixer.dt_bias)).log())
 
 
 @torch.no_grad()

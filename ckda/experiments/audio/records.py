@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ckda.experiments.audio.model import ARMS
 from ckda.experiments.audio.run import COMPARED, AudioResult, AudioRun
 from ckda.experiments.common.store import collect_records
 from ckda.record import read_json, write_text
@@ -41,8 +42,7 @@ def collect(folders: Sequence[str | Path], trained_at: str | None = None) -> Aud
 
     def place(item: tuple[str, AudioRun]) -> tuple:
         run = item[1]
-        arm = COMPARED.index(run.arm) if run.arm in COMPARED else len(COMPARED)
-        return not run.is_papers, run.recipe_now, arm
+        return not run.is_papers, run.recipe_now, ARMS.index(run.arm)
 
     runs = _pruned(dict(sorted(runs.items(), key=place)))
     some = next(iter(runs.values()))

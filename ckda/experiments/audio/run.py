@@ -46,7 +46,7 @@ from ckda.train.loop import finite
 __all__ = ["COMPARED", "AudioConfig", "AudioResult", "AudioRun", "Window", "run", "title"]
 
 #: the arms that the paper compares
-COMPARED = ("kda", "kda-beta2", "kda-signed", "ckda", "deltaproduct2", "gru", "transformer")
+COMPARED = ("kda", "kda-beta2", "kda-signed", "ckda", "deltaproduct2-gated", "gru", "transformer")
 _READ_EVERY = 25  # updates between looks at the loss: each look waits for the device
 #: the length that the paper tests to, and by which the seed that is shown is chosen
 PAPER_LENGTH = 264

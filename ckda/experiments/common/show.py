@@ -28,6 +28,7 @@ ARMS = {
     "kda-beta2": Arm("α∈[0,1], β∈[0,2]", "#d08a2e"),
     "kda-signed": Arm("α∈[-1,1], β∈[0,1]", "#7a4fa3"),
     "ckda": Arm("Complex KDA   α∈[-1,1], β∈[0,2]", "#16548c"),
+    "deltaproduct2-gated": Arm("Gated DeltaProduct₂, reflection start", "#00838f"),
     "deltaproduct2": Arm("DeltaProduct₂, reflection start", "#2f7f4f"),
     "deltaproduct2-standard": Arm("DeltaProduct₂, standard start", "#8ab79a"),
     "gru": Arm("GRU", "#c8553d"),

@@ -14,6 +14,7 @@ SIZES = {
     "kda-beta2": 182_048,
     "kda-signed": 182_040,
     "ckda": 182_048,
+    "deltaproduct2-gated": 224_800,
     "gru": 206_080,
     "transformer": 206_592,
 }
@@ -35,7 +36,7 @@ def test_causal_and_blank_input_writes_nothing(arm):
         assert torch.count_nonzero(model.mixer.v_proj(model.blank())) == 0
 
 
-@pytest.mark.parametrize("arm", ["ckda", "deltaproduct2"])
+@pytest.mark.parametrize("arm", ["ckda", "deltaproduct2", "deltaproduct2-gated"])
 def test_deaf_column_stays_zero_under_muon(arm):
     task = Continuation(cut(groove()))
     ensemble = Ensemble(lambda: build(arm), task, Recipe(steps=4, batch=4, curriculum=(12,)), seeds=(0, 1))
@@ -47,7 +48,7 @@ def test_deaf_column_stays_zero_under_muon(arm):
     assert not torch.equal(before, after)
 
 
-@pytest.mark.parametrize("arm", ["kda", "ckda", "deltaproduct2"])
+@pytest.mark.parametrize("arm", ["kda", "ckda", "deltaproduct2", "deltaproduct2-gated"])
 def test_trace_transition_is_what_silence_does_to_the_readout(arm):
     """o_t = q^T A^n S, so with A diagonalisable the readouts obey A's characteristic polynomial (Cayley-Hamilton)."""
     torch.manual_seed(1)
@@ -85,6 +86,18 @@ def test_delta_product_is_its_two_reflections():
         torch.testing.assert_close(o[0, t], torch.einsum("hk,hkv->hv", q[0, t], S), atol=1e-6, rtol=1e-5)
 
 
+def test_the_published_delta_product_starts_as_it_says():
+    """Two factors I - 1.998 k k^T and a gate of .9999 a head, whatever the frame."""
+    torch.manual_seed(0)
+    model = build("deltaproduct2-gated")
+    alpha, k, beta = model.mixer.transitions(model.stream(torch.randn(2, 5, 64)))
+    assert beta.flatten().tolist() == pytest.approx([1.998] * beta.numel(), abs=1e-5)
+    first, second = alpha.unflatten(1, (5, 2)).unbind(2)
+    assert first.flatten().tolist() == pytest.approx([0.9999] * first.numel(), abs=1e-6)
+    assert (second == 1).all()
+    torch.testing.assert_close(k.norm(dim=-1), torch.ones(k.shape[:-1]))
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_clock_turns_as_it_is_wound(seed):
     """Four heads start with 1, 2, 4 and 8 turns a loop: 32 phases apart, moduli near 1, no parameter more."""
@@ -111,9 +124,10 @@ def test_a_fan_has_one_rate_in_each_part_of_the_range(seed):
 
 
 @pytest.mark.parametrize("trace", [False, True])
-def test_silence_by_powers_is_the_recurrence(trace):
+@pytest.mark.parametrize("arm", ["ckda", "deltaproduct2-gated"])
+def test_silence_by_powers_is_the_recurrence(trace, arm):
     torch.manual_seed(0)
-    model = fan(build("ckda")).double()
+    model = (fan(build(arm)) if arm == "ckda" else build(arm)).double()
     x = torch.randn(3, 50, 64, dtype=torch.float64)
     x[:, 8:] = 0
     plain = model(x, trace=True)

@@ -39,7 +39,7 @@ def test_runs_of_several_folders_become_one_result(folders, tmp_path, capsys):
         assert (tmp_path / "all" / name).stat().st_size > 0, name
     result = json.loads((tmp_path / "all/audio.json").read_text())
     assert list(result["runs"]) == ["ckda+smoke", "gru+smoke", "ckda+schedule=tail+penalty=closure-turns+smoke"]
-    assert result["absent"]["deltaproduct2"] == {"snr": None, "reason": "no finished run of it was found"}
+    assert result["absent"]["deltaproduct2-gated"] == {"snr": None, "reason": "no finished run of it was found"}
     ckda = result["runs"]["ckda+smoke"]
     assert ckda["seeds"] == [0, 1, 2]
     assert [part["seeds"] for part in ckda["parts"]] == [[0], [1, 2]]
