@@ -75,7 +75,8 @@ def _initialization(path: Path) -> None:
 def _horizon(path: Path) -> None:
     from ckda.experiments.tracking.horizon import horizon_figure
 
-    _save(path, horizon_figure(read_json(path.with_suffix(".json"))))
+    first, later = (read_json(path.with_name(name)) for name in ("horizon.json", "wide.json"))
+    _save(path, horizon_figure(first, later["rows"]))
 
 
 def _regular(folder: Path) -> None:

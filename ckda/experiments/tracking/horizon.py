@@ -12,8 +12,9 @@ Nothing corrects the errors of earlier letters, and the accuracy falls to a half
 
     T_half = kappa / sqrt(c),
 
-with one number kappa for all groups and recipes, fitted to the geometric mean. The error is said as a factor: the root mean square
-of log2(predicted / measured). A random walk of errors would have T_half = kappa / c; that fits worse, and its error stands beside.
+with one number kappa, fitted to the geometric mean. The error is said as a factor: the root mean square of log2(predicted /
+measured). A random walk of errors would have T_half = kappa / c; that fits worse, and its error stands beside. The formula holds within a
+factor 2 or so for recipes with plain labels; for `wide` (smoothed labels, 48 or 96 heads) it fails (results/tracking/README.md).
 """
 
 import argparse
@@ -225,28 +226,34 @@ def measured(model: Tracker, task: WordProblem, longest: int, size: int = 64) ->
 
 
 _FARTHEST = 1e6  # where the figure puts predictions beyond it
+_MARKS = "osD^vP*Xph<>8dH1234"
 _COLOURS = {"S3": "#d08a2e", "S4": "#16548c", "A5": "#2f7f4f"}
 
 
-def horizon_figure(result: dict[str, Any]) -> Any:
-    """Measured against predicted half length, one point a seed; arrows where the longest test was still right."""
-    figure = empty_figure(figsize=(6.0, 5.2))
+def horizon_figure(result: dict[str, Any], later: Sequence[dict[str, Any]] = ()) -> Any:
+    """Measured against predicted half length, one point a seed; arrows where the longest test was still right.
+
+    Rows of `later` are a second check, with the kappa of `result`.
+    """
+    rows, found = [*result["rows"], *later], result["fit"]
+    figure = empty_figure(figsize=(6.0, 4.0 + 0.17 * len({row["run"] for row in rows})))
     axes = figure.subplots()
-    rows, found = result["rows"], result["fit"]
     kappa = found["kappa"] or 1.0
     marks: dict[str, str] = {}
     ends = []
     for row in rows:
         first = row["run"] not in marks
-        mark = marks.setdefault(row["run"], "osD^vP*Xph<>"[len(marks) % 12])
+        mark = marks.setdefault(row["run"], _MARKS[len(marks) % len(_MARKS)])
         colour, known = _COLOURS.get(row["group"], "#5c6b7a"), row["half"] is not None
         x, y = min(kappa / row["closure"] ** 0.5, _FARTHEST), row["half"] if known else row["tested"]
-        label = (row["run"] + (" (check)" if row["check"] else "")) if first else None
+        check = " (second check)" if row in later else " (check)" if row["check"] else ""
+        label = row["run"] + check if first else None
         axes.plot(
             [x], [y], mark, color=colour, fillstyle="full" if known else "none", markersize=6, linestyle="", label=label
         )
         if not known:
-            axes.annotate("", (x, y * 1.6), (x, y), arrowprops={"arrowstyle": "->", "color": colour})
+            arrow = {"arrowstyle": "->", "color": colour, "shrinkA": 3, "shrinkB": 0}
+            axes.annotate("", (x, y * 2.5), (x, y), arrowprops=arrow)
         ends += [x, y]
     line = [min(ends) / 2, max(ends) * 2]
     axes.plot(line, line, color="#5c6b7a", linewidth=1)
@@ -263,5 +270,5 @@ def horizon_figure(result: dict[str, Any]) -> Any:
         ylabel="measured: accuracy falls to a half",
     )
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=6.5, loc="upper center", bbox_to_anchor=(0.5, -0.13))
+    axes.legend(frameon=False, fontsize=6.5, loc="upper center", bbox_to_anchor=(0.5, -0.2))
     return figure
