@@ -10,7 +10,7 @@ from ckda.experiments.regular.tasks import TASKS
 from ckda.page import empty_figure, markdown_table, print_table
 from ckda.record import write_json, write_text
 
-__all__ = ["print_result", "suite_figure", "table", "write_report"]
+__all__ = ["print_result", "suite_figure", "table", "timed_alike", "write_report"]
 
 _COLOURS = {
     "ckda": "#16548c",
@@ -78,13 +78,10 @@ def table(result: SuiteResult) -> tuple[list[str], list[list[str]]]:
 
 
 def suite_figure(result: SuiteResult) -> Any:
-    """One panel a task: scaled accuracy by length, seeds thin and the best one thick.
-
-    A last panel is the cost, where all milliseconds are of one kind of device.
-    """
+    """One panel a task: scaled accuracy by length, seeds thin and the best one thick. The last panel is the cost."""
     names = [name for name in TASKS if any(one.task == name for one in result.runs.values())]
-    comparable = len({_device(one) for one in result.runs.values()}) == 1
-    num = len(names) + comparable
+    timed = timed_alike(result)
+    num = len(names) + bool(timed)
     columns = min(3, num)
     rows = -(-num // columns)
     figure = empty_figure(figsize=(4.6 * columns, 3.3 * rows))
@@ -101,9 +98,9 @@ def suite_figure(result: SuiteResult) -> Any:
         axes.axvline(RANGE[0], color="#5c6b7a", linewidth=1, linestyle="--")
         axes.set_xscale("log", base=2)
         axes.set(title=name, ylim=(-0.1, 1.06), xlabel="length")
-        axes.legend(frameon=False, fontsize=6.5)
-    if comparable:
-        _draw_cost(panels[len(names)], result)
+        axes.legend(fontsize=6.5, framealpha=0.8, edgecolor="none").set_zorder(4)
+    if timed:
+        _draw_cost(panels[len(names)], timed)
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
     for axes in panels[num:]:
@@ -112,18 +109,37 @@ def suite_figure(result: SuiteResult) -> Any:
     return figure
 
 
-def _draw_cost(axes: Any, result: SuiteResult) -> None:
-    """Mean score over all tasks of an arm against the time of its update."""
-    by_arm: dict[str, list[SuiteRun]] = {}
+def timed_alike(result: SuiteResult) -> list[SuiteRun]:
+    """The runs whose milliseconds can be compared: of tasks on which all arms were timed on one kind of device, and of the kind
+    that has more arms so."""
+    kinds: dict[str, set[str]] = {}
     for one in result.runs.values():
+        kinds.setdefault(one.task, set()).add(_device(one))
+    by_kind: dict[str, list[SuiteRun]] = {}
+    for one in result.runs.values():
+        if len(kinds[one.task]) == 1:
+            by_kind.setdefault(_device(one), []).append(one)
+    return max(by_kind.values(), key=lambda runs: (len({one.arm for one in runs}), len(runs)), default=[])
+
+
+def _draw_cost(axes: Any, timed: list[SuiteRun]) -> None:
+    """A bar an arm: the mean time of its update on the tasks of these runs, and its mean score on them in words."""
+    by_arm: dict[str, list[SuiteRun]] = {}
+    for one in timed:
         by_arm.setdefault(one.arm, []).append(one)
-    for arm, runs in by_arm.items():
-        ms, score = fmean(one.update_ms for one in runs), fmean(fmean(one.main) for one in runs)
-        text = f"{runs[0].label} ({len(runs)} task{'s' * (len(runs) > 1)})"
-        axes.plot([ms], [score], "o", color=_COLOURS[arm])
-        axes.annotate(text, (ms, score), textcoords="offset points", xytext=(5, 3), fontsize=6.5)
-    axes.set(title="cost", xlabel="ms an update, all seeds", ylabel="mean score, 40 to 256", ylim=(-0.1, 1.06))
-    axes.margins(x=0.35)
+    cost = {arm: fmean(one.update_ms for one in runs) for arm, runs in by_arm.items()}
+    arms = sorted(cost, key=cost.__getitem__, reverse=True)
+    axes.barh(
+        [by_arm[arm][0].label for arm in arms], [cost[arm] for arm in arms], color=[_COLOURS[arm] for arm in arms]
+    )
+    for place, arm in enumerate(arms):
+        axes.text(
+            cost[arm], place, f" score {fmean(fmean(one.main) for one in by_arm[arm]):.2f}", va="center", fontsize=6.5
+        )
+    tasks = ", ".join(dict.fromkeys(one.task for one in timed))
+    axes.set(title=f"cost on {tasks} ({_device(timed[0])})", xlabel="ms an update of all seeds")
+    axes.margins(x=0.2)
+    axes.tick_params(axis="y", labelsize=6.5)
 
 
 def write_report(result: SuiteResult, out: Path) -> None:

@@ -1,7 +1,7 @@
 """The suite: matched sizes, the command from end to end, and what the repository keeps of it."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,7 @@ import torch
 
 from ckda.cli import main
 from ckda.experiments.regular.model import ARMS, _count, build_model, matched_size
-from ckda.experiments.regular.report import print_result, suite_figure, table
+from ckda.experiments.regular.report import print_result, suite_figure, table, timed_alike
 from ckda.experiments.regular.run import SuiteConfig, SuiteRun, average, collect, pairs
 from ckda.experiments.regular.tasks import PUBLISHED_FOUR, TASKS
 
@@ -212,7 +212,9 @@ def test_averages_are_those_of_the_four_published_tasks():
 
 def test_kept_records_are_read_drawn_and_tabled():
     result = collect([KEPT])
-    assert len(suite_figure(result).axes) >= len({one.task for one in result.runs.values()})
+    panels = [title for axes in suite_figure(result).axes if (title := axes.get_title())]
+    there = {one.task for one in result.runs.values()}
+    assert panels == [*(name for name in TASKS if name in there), "cost on S5 (GPU)"]
     head, rows = table(result)
     assert all(len(row) == len(head) for row in rows)
     text = (KEPT / "table.md").read_text()
@@ -222,6 +224,15 @@ def test_kept_records_are_read_drawn_and_tabled():
         assert name.startswith(f"{one.task}-{one.arm}")
         assert one.arm in ARMS
         assert len(one.seeds) == 5
+
+
+def test_milliseconds_are_compared_on_one_kind_of_device():
+    result = collect([KEPT])
+    timed = timed_alike(result)
+    assert {one.environment["device"] for one in timed} == {"cuda (NVIDIA H200)"}
+    assert {one.task for one in timed} == {"S5"}
+    assert {one.arm for one in timed} == set(ARMS)
+    assert timed_alike(replace(result, runs={})) == []
 
 
 def test_the_readme_has_the_table_and_its_counts():
