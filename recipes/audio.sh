@@ -1,8 +1,15 @@
 #!/usr/bin/env bash
-# Periodic waveform continuation (app:waveform_continuation_details) on one GPU, three seeds a run as one program.
+# Periodic waveform continuation (app:waveform_continuation_details) on one GPU, three seeds a run as one program (fan: eight).
 #
-#   recipes/audio.sh OUT              the paper's seven arms by the paper's protocol
-#   recipes/audio.sh OUT candidates   Complex KDA by every recipe: what it takes to keep the beat to 2048
+#   recipes/audio.sh OUT              the paper's seven arms by the paper's protocol: 7 minutes
+#   recipes/audio.sh OUT candidates   Complex KDA by every recipe: what it takes to keep the beat to 2048; about 4 minutes
+#   recipes/audio.sh OUT fan          Complex KDA with a fan of clocks at the start and nothing that names the period in the loss: the
+#                                     paper's protocol, and learning rates that go to zero; eight seeds; 1 to 2 minutes a recipe
+#   recipes/audio.sh OUT ungated      DeltaProduct_2 without a forget gate, from reflections and from the standard start: 5 minutes
+#
+# Device time is of one H200. Measured: the arms three seeds at once, thirteen runs side by side, the slowest (GRU) in 419 s (4d131a7);
+# DeltaProduct_2 in 272 s (96cceb1); even with eight seeds in 40 s (4971e40), since when silence is read by powers of one matrix.
+# Estimated from these, not measured: candidates and fan, and deltaproduct2-gated in the first line.
 #
 # The models are tiny and each process waits for its own launches, so a few share the device (AT_ONCE, default 4).
 # After LIMIT seconds (default 480) whatever still trains leaves a checkpoint in OUT/runs; the same command goes on from there.
@@ -10,10 +17,12 @@ set -u
 out=${1:?folder for the results}
 what=${2:-plain}
 python=${PYTHON:-python3}
-common=(--seeds "${SEEDS:-3}" --device "${DEVICE:-cuda}" --out "$out")
+seeds=3
+[[ $what == fan ]] && seeds=8
+common=(--seeds "${SEEDS:-$seeds}" --device "${DEVICE:-cuda}" --out "$out")
 export PYTHONPATH=. OMP_NUM_THREADS=2
 case $what in
-  plain) runs=("gru paper" "deltaproduct2 paper" "ckda paper" "kda paper" "kda-beta2 paper" "kda-signed paper" "transformer paper") ;;
+  plain) runs=("gru paper" "deltaproduct2-gated paper" "ckda paper" "kda paper" "kda-beta2 paper" "kda-signed paper" "transformer paper") ;;
   candidates)
     runs=()
     tail=schedule=tail
@@ -21,7 +30,9 @@ case $what in
       runs+=("ckda $recipe")
     done
     ;;
-  *) echo "recipes/audio.sh: '$what' is neither 'plain' nor 'candidates'" >&2; exit 2 ;;
+  fan) runs=("ckda init=fan" "ckda init=fan+schedule=tail") ;;
+  ungated) runs=("deltaproduct2 paper" "deltaproduct2-standard paper") ;;
+  *) echo "recipes/audio.sh: '$what' is none of plain, candidates, fan, ungated" >&2; exit 2 ;;
 esac
 deadline=$(($(date +%s) + ${LIMIT:-480}))
 one() { # arm recipe: train it, and stop at the deadline with a checkpoint

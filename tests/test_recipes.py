@@ -6,7 +6,9 @@ import subprocess
 from pathlib import Path
 
 from ckda.command import Parser
+from ckda.experiments.audio.model import ARMS
 from ckda.experiments.audio.recipes import RECIPES as AUDIO
+from ckda.experiments.audio.run import COMPARED
 from ckda.experiments.options import add_track
 from ckda.experiments.tracking.recipes import RECIPES as TRACKING
 from ckda.experiments.tracking.run import title
@@ -73,7 +75,9 @@ def test_audio_names_recipes_of_today():
         ["bash", "-c", f"tail=schedule=tail; printf '%s\\n' {loop}"], text=True, capture_output=True, check=True
     ).stdout.split()
     assert len(named) == 9
-    for recipe in named:
+    pairs = re.findall(r'"([\w-]+) ([\w=+-]+)"', (ROOT / "recipes/audio.sh").read_text())
+    assert set(COMPARED) <= {arm for arm, _ in pairs} <= set(ARMS)
+    for recipe in (*named, *(recipe for _, recipe in pairs)):
         assert AUDIO.name(recipe) == recipe
 
 
