@@ -32,8 +32,8 @@ SECONDS_A_TEST = 4.0  #: of one process, compiling included; measured: some 300 
 BENCH: dict[str, tuple[list[str], float]] = {
     "sweep": (["--sweep"], 150.0),
     "host": (["--host"], 60.0),
-    "throughput": (["--throughput"], 580.0),
-    "peers": ([], 240.0),
+    "throughput": (["--throughput"], 450.0),
+    "peers": ([], 150.0),
 }
 PARTS = ("tests", *BENCH)
 LEAST = 20.0  #: seconds that a part must have left to begin

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ckda.bench import host, sweep, throughput
 from ckda.bench.options import Shape
-from ckda.bench.peers import Call, Peer, inputs, label, leaves, peers
+from ckda.bench.peers import Call, Peer, inputs, label, leaves, legend, peers
 from ckda.bench.timing import ROUNDS, TIMED, WARMUP, earlier, measure, milliseconds
 from ckda.bench.tuning import compile_rows, compile_side_by_side, forget_choices
 from ckda.command import CheckFailed, did_you_mean, make_folder, pick_device, refuse_unread
@@ -435,9 +435,10 @@ def draw(result: dict[str, Any], path: Path) -> Path | None:
 
     rows = [row for row in result["rows"] if "failed" not in row]
     shapes = list(dict.fromkeys(tuple(row["shape"].values()) for row in rows))
-    labels = {row["peer"]: label(row) for row in rows}
+    labels = {row["peer"]: legend(row) for row in rows}
     names = list(labels)
-    figure, axes = plt.subplots(1, 2, figsize=(11, 0.6 + 0.24 * (len(names) + 1) * len(shapes)), sharey=True)
+    height = 1.6 + 0.24 * (len(names) + 1) * len(shapes)
+    figure, axes = plt.subplots(1, 2, figsize=(11, height), sharey=True)
     for axis, part in zip(axes, ("forward", "forward+backward"), strict=True):
         for row in rows:
             place = shapes.index(tuple(row["shape"].values())) * (len(names) + 1) + names.index(row["peer"])
@@ -451,9 +452,9 @@ def draw(result: dict[str, Any], path: Path) -> Path | None:
     axes[0].set_yticks(ticks, [str(Shape(*shape)).replace(", ", ",\n") for shape in shapes], fontsize=8)
     axes[0].invert_yaxis()
     handles = [plt.Rectangle((0, 0), 1, 1, color=f"C{i}") for i in range(len(names))]
-    axes[1].legend(handles, [*labels.values()], fontsize=7, frameon=False, loc="lower right")
     figure.suptitle(f"{result['environment']['device']}, {result['dtype']}", fontsize=9)
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0.5 / height, 1, 1))
+    figure.legend(handles, [*labels.values()], fontsize=7, frameon=False, loc="lower center", ncol=4)
     figure.savefig(path, dpi=150)
     plt.close(figure)
     return path

@@ -13,7 +13,7 @@ from ckda.bench import cudnn
 from ckda.bench.options import Shape
 from ckda.ops import complex_kda
 
-__all__ = ["REGIMES", "Bound", "Peer", "compiled", "given_inputs", "inputs", "label", "leaves", "peers"]
+__all__ = ["REGIMES", "Bound", "Peer", "compiled", "given_inputs", "inputs", "label", "leaves", "legend", "peers"]
 
 Call = dict[str, Any]
 Runner = Callable[[Call], Tensor]
@@ -53,6 +53,30 @@ def label(row: dict[str, Any]) -> str:
         ('cudnn kda', 'cudnn kda (inaccurate: dg 2.4e-02)')
     """
     return f"{row['peer']} ({row['inaccurate']})" if row.get("inaccurate") else row["peer"]
+
+
+#: what figures call a peer
+_NAMES = {
+    "ckda": "Complex KDA, ours",
+    "kda": "KDA, ours",
+    "fla kda": "KDA, FLA",
+    "fla kda, intermediates kept": "KDA, FLA, intermediates kept",
+    "fla deltaproduct2": "DeltaProduct\u2082, FLA",
+    GAUGE: "Complex KDA over FLA, signs absorbed",
+    f"{GAUGE}, not compiled": "the same without torch.compile",
+}
+
+
+def legend(row: dict[str, Any]) -> str:
+    """How a record's row is called in a figure.
+
+    Example:
+        >>> legend({"peer": "ckda"}), legend({"peer": "fla kda", "inaccurate": "inaccurate: dg 2.4e-02"})
+        ('Complex KDA, ours', 'KDA, FLA (inaccurate: dg 2.4e-02)')
+    """
+    name = row["peer"].replace("given gates of mean", "mean log|alpha|").replace("cudnn kda", "KDA, cuDNN")
+    name = f"KDA, ours{name.removeprefix('kda')}" if name.startswith("kda,") else name
+    return label(row | {"peer": _NAMES.get(name, name)})
 
 
 def leaves(call: Call) -> list[Tensor]:

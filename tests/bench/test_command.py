@@ -65,20 +65,22 @@ def test_a_wrong_peer_of_others_is_timed_and_marked_wherever_it_is_shown(
     capsys: pytest.CaptureFixture,
 ) -> None:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     ours = peers.peers("cpu", ["ckda"])[0]
     legends: list[str] = []
-    plain = Axes.legend
+    plain = {kind: kind.legend for kind in (Axes, Figure)}
 
-    def legend(axis: Axes, *arguments: Any, **options: Any) -> Any:
-        found = plain(axis, *arguments, **options)
+    def legend(place: Axes | Figure, *arguments: Any, **options: Any) -> Any:
+        found = plain[Figure if isinstance(place, Figure) else Axes](place, *arguments, **options)
         legends.extend(text.get_text() for text in found.get_texts())
         return found
 
     def fail(call: dict, do: torch.Tensor) -> peers.Bound:
         raise RuntimeError("made up")
 
-    monkeypatch.setattr(Axes, "legend", legend)
+    for kind in plain:
+        monkeypatch.setattr(kind, "legend", legend)
     others = [_off(ours, by, name="theirs", foreign=True), ours._replace(bind=fail, name="not there", foreign=True)]
     monkeypatch.setattr(bench, "peers", lambda *_, **__: [ours, *others])
     assert main(["bench", "--smoke", "--device", "cpu", "--out", str(tmp_path), *words]) == 0
@@ -91,7 +93,7 @@ def test_a_wrong_peer_of_others_is_timed_and_marked_wherever_it_is_shown(
     assert stored["errors"]["theirs"]["dg"] == (pytest.approx(by, rel=1e-2) if by < 1 else None)
     assert stored["errors"]["not there"] == {"failed": "made up"}
     assert all(row.get("tokens_per_second") or row["forward"]["mean"] > 0 for row in stored["rows"])
-    assert legends == ["ckda", f"theirs ({marks['theirs']})"]
+    assert legends == ["Complex KDA, ours", f"theirs ({marks['theirs']})"]
     printed = capsys.readouterr().err
     lines = [line for line in printed.splitlines() if "theirs" in line]
     assert len(lines) == 1 + len(stored["rows"]) // 2
