@@ -28,7 +28,7 @@ PIECES = [
     "silu",
     "screen",
 ]
-PIECES += ["search", "six", "a5", "counts"]
+PIECES += ["search", "six", "a5", "counts", "rate", "horizon"]
 ECHO = '#!/bin/sh\nshift 2\nprintf "%s\\n" "$*"\n'  # in place of python -m ckda.cli: what it would be called with
 
 

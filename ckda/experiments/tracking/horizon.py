@@ -13,8 +13,9 @@ Nothing corrects the errors of earlier letters, and the accuracy falls to a half
     T_half = kappa / sqrt(c),
 
 with one number kappa, fitted to the geometric mean. The error is said as a factor: the root mean square of log2(predicted /
-measured). A random walk of errors would have T_half = kappa / c; that fits worse, and its error stands beside. The formula holds within a
-factor 2 or so for recipes with plain labels; for `wide` (smoothed labels, 48 or 96 heads) it fails (results/tracking/README.md).
+measured). A random walk of errors would have T_half = kappa / c; that fits worse, and its error stands beside. The formula holds
+within a factor 2 or so for recipes with plain labels; for `wide` (smoothed labels, 48 or 96 heads) it fails
+(results/tracking/README.md).
 """
 
 import argparse

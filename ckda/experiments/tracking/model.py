@@ -118,15 +118,16 @@ def build_tracker(
     width: int = 48,
     heads: int = 12,
     head_dim: int = 16,
-    activate: Collection[str] = (),
+    activate: Collection[str] | None = None,
     beta_init: str = "standard",
     start: str = "random",
     by_symbol: bool = True,
 ) -> Tracker:
-    """The tracker of app:exp_state_tracking with this mixer: no convolution, SiLU where `activate` says, spread signed gates.
+    """The tracker of app:exp_state_tracking with this mixer: no convolution, spread signed gates.
 
     Args:
-        mixer: a name of :data:`ckda.layers.MIXERS`. beta_init: "standard" or "spread" (where beta reaches 2).
+        mixer: a name of :data:`ckda.layers.MIXERS`. activate: which of q, k, v have SiLU (None: as the mixer has it, or none).
+        beta_init: "standard" or "spread" (where beta reaches 2).
         start: a name of :data:`STARTS`. by_symbol: see :class:`Tracker`.
 
     Example:
@@ -137,7 +138,8 @@ def build_tracker(
     """
     options: dict[str, Any] = {}
     if MIXERS[mixer].is_delta_rule if mixer in MIXERS else False:
-        options = {"conv_size": 0} | ({} if "activate" in MIXERS[mixer].options else {"activate": tuple(activate)})
+        its_own = MIXERS[mixer].options.get("activate", ())
+        options = {"conv_size": 0, "activate": tuple(its_own if activate is None else activate)}
         if MIXERS[mixer].is_signed:
             options["gate_init"] = "spread"
         if beta_init != "standard":

@@ -188,6 +188,7 @@ RECIPES = Book(
         "init": {name: Change(text, model=model) for name, (text, model) in _STARTS.items()},
         "silu": {
             "k": Change("SiLU on the keys", model={"activate": ("k",)}),
+            "qv": Change("SiLU on queries and values, not on keys", model={"activate": ("q", "v")}),
             "qkv": Change("SiLU on queries, keys and values", model={"activate": ("q", "k", "v")}),
         },
         "penalty": _penalties(),

@@ -238,7 +238,7 @@ def test_recipes_are_explained(capsys):
         (["--lengths", "8,x"], "whole numbers"),
         (["--lengths", "0"], "at least 1"),
         (["--recipe", "silu=qkv+magic"], "--recipe magic: there is none"),
-        (["--recipe", "silu=v"], "there are silu=k, silu=qkv"),
+        (["--recipe", "silu=v"], "there are silu=k, silu=qv, silu=qkv"),
         (["--recipe", "heads=4"], "written as 48x4"),
         (["--steps", "10", "--momentum", "2"], "at least 0 and below 1"),
         (["--mixer", "attention", "--recipe", "closure"], "no recurrent state"),

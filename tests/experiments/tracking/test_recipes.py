@@ -2,7 +2,9 @@
 
 import pytest
 
+from ckda.experiments.tracking.model import build_tracker
 from ckda.experiments.tracking.recipes import RECIPES
+from ckda.experiments.tracking.task import WordProblem
 
 
 @pytest.mark.parametrize(
@@ -29,6 +31,21 @@ def test_what_stands_later_wins() -> None:
     assert RECIPES.read("closed").recipe().cull_at == 900
     assert RECIPES.read("culled").recipe().cull_at == 10_000
     assert RECIPES.read("paper").recipe().momentum == "cycled"
+
+
+@pytest.mark.parametrize(
+    ("mixer", "recipe", "activate"),
+    [
+        ("deltaproduct2-wide", "paper", {"q", "k", "v"}),
+        ("deltaproduct2-wide", "silu=qv", {"q", "v"}),
+        ("ckda", "paper", set()),
+        ("ckda", "silu=k", {"k"}),
+    ],
+)
+def test_where_silu_is(mixer: str, recipe: str, activate: set[str]) -> None:
+    """The paper's DeltaProduct_2 has it on q, k and v, on A5 not on the keys (app:silu)."""
+    model = build_tracker(mixer, WordProblem.named("S3"), **RECIPES.read(recipe).model)
+    assert set(model.mixer.activate) == activate
 
 
 @pytest.mark.parametrize("name", [*RECIPES.old, *RECIPES.named])
