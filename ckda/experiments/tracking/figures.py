@@ -192,10 +192,10 @@ def groups_figure(result: TrackResult) -> Any:
 
     Diamonds are the published scores. Runs of one mixer and recipe are seeds of one line.
     """
-    by_group: dict[str, dict[str, list[TrackRun]]] = {}
-    for run in result.runs.values():
-        label = _label(run) + ("" if run.recipe_now == "paper" else f", {run.recipe_now}")
-        by_group.setdefault(run.group, {}).setdefault(label, []).append(run)
+    by_group = {
+        group: _lines([run for run in result.runs.values() if run.group == group])
+        for group in dict.fromkeys(run.group for run in result.runs.values())
+    }
     labels = [label for lines in by_group.values() for label in lines]
     width = 6.4 if any(len(label) > _WIDE for label in labels) else 4.6
     rows = max(sum(1 + len(label) // _WRAPPED for label in lines) for lines in by_group.values())
@@ -204,17 +204,33 @@ def groups_figure(result: TrackResult) -> Any:
     for axes, (group, lines) in zip(panels, by_group.items(), strict=True):
         for (label, runs), style in zip(lines.items(), _styles(lines), strict=True):
             _draw_line(axes, label, runs, style)
-        _finish_panel(axes, group, [run for runs in lines.values() for run in runs])
+        shown = [run for runs in lines.values() for run in runs]
+        _finish_panel(axes, f"{group}, {shown[0].recipe_now}" if _one_recipe(shown) else group, shown)
     panels[0].set_ylabel("scaled accuracy")
     return figure
+
+
+def _lines(runs: Sequence[TrackRun]) -> dict[str, list[TrackRun]]:
+    """The lines of a panel by label; a recipe that all have is said in its title."""
+    lines: dict[str, list[TrackRun]] = {}
+    for run in runs:
+        short = run.recipe_now == "paper" or _one_recipe(runs)
+        lines.setdefault(_label(run) + ("" if short else f", {run.recipe_now}"), []).append(run)
+    return lines
+
+
+def _one_recipe(runs: Sequence[TrackRun]) -> bool:
+    """Whether several mixers were trained by one recipe, not the paper's."""
+    recipes, mixers = ({getattr(run, name) for run in runs} for name in ("recipe_now", "mixer"))
+    return len(recipes) == 1 < len(mixers) and recipes != {"paper"}
 
 
 _WIDE, _WRAPPED = 46, 84  # letters of a label that need a wider panel, and after which it goes on in the next row
 
 
-def _finish_panel(axes: Any, group: str, runs: list[TrackRun], longest: int = 65_536) -> None:
+def _finish_panel(axes: Any, title: str, runs: list[TrackRun], longest: int = 65_536) -> None:
     axes.axvline(runs[0].recipe["curriculum"][-1], color="#5c6b7a", linewidth=1, linestyle="--")
-    axes.set(title=group, xlabel="word length", ylim=(-0.06, 1.06))
+    axes.set(title=title, xlabel="word length", ylim=(-0.06, 1.06))
     axes.set_xscale("log", base=2)
     shown = sorted({n for run in runs for n in run.scores if n <= longest})
     shown = [n for n in shown if n in (8, 32, 128, 512, 4096, 65_536)] or shown

@@ -23,6 +23,7 @@ from ckda.experiments.tracking.figures import (
 from ckda.experiments.tracking.lottery import binomial_interval, lottery
 from ckda.experiments.tracking.quaternions import quaternion_heads, rotations
 from ckda.experiments.tracking.run import TrackRun, collect, keep_replica, load_replica, title
+from ckda.layers.mixers import MIXERS
 from ckda.page import markdown_table
 
 ROOT = Path(__file__).parents[3]
@@ -66,7 +67,9 @@ def run_name(run):
     return title(run.group, run.mixer, run.recipe_now)
 
 
-@pytest.mark.parametrize("question", ["paper", "short", "mixers", "penalties", "find-s4", "random-keys"])
+@pytest.mark.parametrize(
+    "question", ["paper", "short", "mixers", "mixers-small", "penalties", "find-s4", "random-keys"]
+)
 def test_records_are_named_by_what_they_hold(question):
     for name, run in collect([KEPT / question]).runs.items():
         assert name.partition("@")[0] == run_name(run)
@@ -170,8 +173,18 @@ def test_no_two_runs_of_a_panel_look_alike():
     result = collect([KEPT / "mixers"])
     (axes,) = groups_figure(result).axes
     named = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
-    assert len(named) == len(result.runs) == 34
-    assert len({(line.get_color(), line.get_linestyle()) for line in named}) == 30
+    assert len(named) == len(result.runs) == 17
+    assert len({(line.get_color(), line.get_linestyle()) for line in named}) == 17
+    assert axes.get_title() == "S3, steps=10k+momentum=0.95"
+    assert {line.get_label() for line in named} <= {mixer.label for mixer in MIXERS.values()}
+
+
+@pytest.mark.parametrize("folder", ["mixers", "mixers-small"])
+def test_which_mixers_have_no_run(folder):
+    section = (KEPT / "README.md").read_text().partition(f"## {folder}:")[2].partition("## ")[0]
+    tried = {run.mixer for run in collect([KEPT / folder]).runs.values()}
+    missing = ", ".join(f"`{name}`" for name in MIXERS if name not in tried)
+    assert f"Of the {len(MIXERS)} mixers these have no run here: {missing}." in " ".join(section.split())
 
 
 def test_s4_with_cycled_momentum():
