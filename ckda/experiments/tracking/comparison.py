@@ -52,7 +52,8 @@ ROWS: tuple[Row, ...] = (
     *_baselines("S4"),
     *(Row("A5", arm, f"paper/A5-{arm}") for arm in ("kda", "kda-beta2", "kda-signed")),
     Row("A5", "ckda", "paper/A5-ckda", ("counts/A5-ckda+wide.then=polish",)),
-    Row("A5", "ckda+theory", "horizon/A5-ckda+theory"),
+    Row("A5", "ckda+theory", "horizon/A5-ckda+theory", why="the begin token writes nothing"),
+    Row("A5", "ckda+theory+init=quaternions-begin", "paper/A5-ckda+theory+init=quaternions-begin"),
     *_baselines("A5"),
 )
 

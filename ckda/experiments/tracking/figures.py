@@ -50,6 +50,7 @@ PUBLISHED: dict[str, dict[str, tuple[float, float, float]]] = {
         "kda-signed": (0.000203, 0.0, 0.000102),
         "ckda": (0.001119, 0.0, 0.000102),
         "ckda+theory": (1.0, 1.0, 1.0),
+        "ckda+theory+init=quaternions-begin": (1.0, 1.0, 1.0),  # the same numbers: this start is the authors' own
     },
 }
 PUBLISHED_LENGTHS = (32, 128, 512)
@@ -174,12 +175,12 @@ def _draw_arm(axes: Any, run: TrackRun) -> None:
 def _arm(run: TrackRun) -> tuple[str, str]:
     """Colour and label: what is not the paper's protocol is said."""
     words = run.recipe_now.split("+")
-    more = {"momentum=0.95": "constant momentum", "theory": "from the theory"}
+    more = {"momentum=0.95": "constant momentum", "theory": "from the theory", "init=quaternions-begin": "begin key"}
     said = [_label(run), *(more.get(word, word) for word in words if word != "paper"), f"{len(run.seeds)} seeds"]
-    return _THEORY if "theory" in words else ARMS[run.mixer].colour, ", ".join(said)
+    return _STARTS.get(words[-1], ARMS[run.mixer].colour), ", ".join(said)
 
 
-_THEORY = "#8c564b"
+_STARTS = {"theory": "#8c564b", "init=quaternions-begin": "#2f7f4f"}
 
 
 def _label(run: TrackRun) -> str:
