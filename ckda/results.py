@@ -24,7 +24,7 @@ ABOUT = {
     "bench": "How fast is the operator, beside flash-linear-attention?",
     "compat": "What do clients of other libraries gain, and do FLA's own tests pass?",
     "demo": "How far does each range setting track after three minutes on a CPU?",
-    "lm": "How do 47M language models train, and how fast?",
+    "lm": "How do language models with and without signs train, and how fast?",
     "regular": "Which arm learns which regular task, how far, and at what cost?",
     "scaling": "Do our fits return the paper's scaling laws?",
     "theory": "Which claims of the paper are checked, and how?",

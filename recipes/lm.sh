@@ -28,9 +28,8 @@ left() { # of LIMIT seconds of this script
 units() { # the units of a study, in the time that is left
   local settings=()
   if [ "$1" != sweep ] && [ -f "$have/sweep/units.json" ]; then settings=(--settings "$have/sweep/units.json"); fi
-  if [ "$1" = factors ]; then settings=(); fi
-  "$python" -m ckda.cli lm ladder --study "$1" --data "$tokens" --out "$out/$1" --have "$have/$1" --time-limit "$(left)" \
-    "${settings[@]}" ${ONLY:+--only "$ONLY"} ${BUDGETS:+--budgets "$BUDGETS"}
+  "$python" -m ckda.cli lm ladder --study "$1" --data "$tokens" --out "$out/$1" --have "$have/$1" "$have/ladder" \
+    --time-limit "$(left)" "${settings[@]}" ${ONLY:+--only "$ONLY"} ${BUDGETS:+--budgets "$BUDGETS"}
 }
 
 status=0
@@ -46,9 +45,11 @@ for part in "${parts[@]}"; do
     large) "$python" recipes/lm_comparison.py large --data "$tokens" --out "$out" ;;
     comparison) "$python" recipes/lm_comparison.py train --data "$tokens" --time-limit "$(left)" --out "$out" ;;
     collect)
-      for name in sweep factors ladder tracking; do
+      for name in sweep ladder factors tracking; do
         if compgen -G "$out/$name/units-*.json" > /dev/null; then
-          "$python" -m ckda.cli lm ladder --collect "$out/$name" --out "$have/$name" || exit $?
+          base=() # the factors are compared with the ladder's units of the same size and budgets
+          if [ "$name" = factors ] && [ -f "$have/ladder/units.json" ]; then base=("$have/ladder/units.json"); fi
+          "$python" -m ckda.cli lm ladder --collect "$out/$name" "${base[@]}" --out "$have/$name" || exit $?
         fi
       done
       ;;

@@ -15,7 +15,7 @@ from ckda.lm.units import KIND
 from ckda.page import empty_figure
 from ckda.record import write_json, write_text
 
-__all__ = ["Difference", "cells", "collect", "differences", "interval", "noise"]
+__all__ = ["Difference", "cells", "collect", "differences", "interval", "noise", "training_gaps"]
 
 Records = Sequence[dict[str, Any]]
 LEVEL = 0.95
@@ -83,6 +83,39 @@ def differences(records: Records, base: str = BASE, name: str = "held_out") -> l
     return found
 
 
+Gap = list[tuple[float, list[float]]]
+
+
+def training_gaps(records: Records, base: str = BASE, pieces: int = 40) -> dict[tuple[str, str], Gap]:
+    """(rung, arm) -> along the trunks, (tokens, training loss minus the base's of every seed that both have), in so many pieces.
+
+    Trunks of one seed read the same tokens, so that what is left of the difference is the arm's.
+    """
+    curves: dict[tuple[str, str, int], dict[str, list[float]]] = {}
+    for one in records:
+        unit = one["unit"]
+        curves[unit["rung"], unit["model"].partition(":")[2], unit["seed"]] = one["curve"]
+    found: dict[tuple[str, str], Gap] = {}
+    for rung, arm in dict.fromkeys(key[:2] for key in curves if key[1] != base):
+        pairs = [
+            (curve, curves.get((rung, base, seed))) for (r, a, seed), curve in curves.items() if (r, a) == (rung, arm)
+        ]
+        both = [(mine, other) for mine, other in pairs if other is not None and mine["tokens"] == other["tokens"]]
+        if both:
+            tokens = both[0][0]["tokens"]
+            both = [pair for pair in both if pair[0]["tokens"] == tokens]
+            size = max(1, -(-len(tokens) // pieces))
+            found[rung, arm] = [
+                (statistics.fmean(tokens[i : i + size]), [_apart(mine, other, i, i + size) for mine, other in both])
+                for i in range(0, len(tokens), size)
+            ]
+    return found
+
+
+def _apart(mine: dict[str, list[float]], other: dict[str, list[float]], first: int, last: int) -> float:
+    return statistics.fmean(mine["loss"][first:last]) - statistics.fmean(other["loss"][first:last])
+
+
 def noise(records: Records) -> float | None:
     """The standard deviation between seeds of one arm, pooled over the cells and arms that have several."""
     groups: dict[tuple[str, int, str], list[float]] = {}
@@ -143,6 +176,21 @@ def difference_table(found: Sequence[Difference]) -> str:
     return markdown(head, rows)
 
 
+_MARKS = (2e6, 4e6, 6e6, 8e6, 12e6, 16e6, 24e6, 48e6, 96e6)  #: tokens at which the table of gaps stands
+
+
+def gap_table(gaps: dict[tuple[str, str], Gap]) -> str:
+    """The difference of training losses along the trunk, at the piece that is nearest to each mark."""
+    rows = []
+    for (rung, arm), gap in gaps.items():
+        for mark in _MARKS:
+            tokens, each = min(gap, key=lambda piece: abs(piece[0] - mark))
+            if abs(tokens - mark) < 0.1 * mark:
+                numbers = [_number(value, 3) for value in interval(each)]
+                rows.append([rung, f"{tokens / 1e6:.1f}M", label_of(arm), str(len(each)), *numbers])
+    return markdown(["rung", "tokens read", "arm", "seeds", "training loss minus KDA's", "95% low", "95% high"], rows)
+
+
 def loss_table(records: Records) -> str:
     """Mean losses by rung, budget and arm."""
     held, far = _losses(records, "held_out"), _losses(records, "out_of_domain")
@@ -164,11 +212,14 @@ def loss_table(records: Records) -> str:
 
 
 def factor_table(records: Records) -> str:
-    """A row a change and arm: its mean loss, and the difference to KDA under the same change (else to KDA at the base) by seed."""
+    """A row a change and arm: its mean loss, and the difference to KDA under the same change (else to KDA at the base) by seed.
+
+    Units without a label, as the ladder's are, are the base.
+    """
     by: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
     for one in records:
         unit = one["unit"]
-        by.setdefault((unit["label"], unit["model"].partition(":")[2]), {})[unit["seed"]] = one
+        by.setdefault((unit["label"] or "base", unit["model"].partition(":")[2]), {})[unit["seed"]] = one
     rows = []
     for (label, arm), runs in by.items():
         base = by.get((label, arm.replace("ckda", "kda"))) if arm.startswith("ckda") else None
@@ -271,6 +322,29 @@ def ladder_figure(records: Records) -> Any:
     return figure
 
 
+def gap_figure(gaps: dict[tuple[str, str], Gap]) -> Any:
+    """Training loss minus KDA's on the same tokens, along the trunk: the mean over seeds with its 95% interval."""
+    rungs = list(dict.fromkeys(rung for rung, _ in gaps))
+    figure = empty_figure(figsize=(3.4 * max(2, len(rungs)), 3.4))
+    all_axes = figure.subplots(1, max(1, len(rungs)), squeeze=False)[0]
+    for axes, rung in zip(all_axes, rungs, strict=False):
+        axes.axhline(0, color="black", lw=0.6)
+        for (r, arm), gap in gaps.items():
+            if r == rung:
+                label, colour, line = style_of(arm)
+                tokens = [tokens / 1e6 for tokens, _ in gap]
+                spans = [interval(each) for _, each in gap]
+                axes.plot(tokens, [mean for mean, _, _ in spans], line, color=colour, label=label, lw=1.3)
+                lows = [mean if low is None else low for mean, low, _ in spans]
+                highs = [mean if high is None else high for mean, _, high in spans]
+                axes.fill_between(tokens, lows, highs, color=colour, alpha=0.2, lw=0)
+        axes.set(title=rung, xlabel="tokens read (millions)")
+        axes.spines[["top", "right"]].set_visible(False)
+    all_axes[0].set_ylabel("training loss minus KDA's (nats)")
+    all_axes[-1].legend(frameon=False, fontsize=8)
+    return figure
+
+
 def advantage_figure(found: Sequence[Difference], band: float | None) -> Any:
     """Each arm's loss minus its base's by cell, with 95% intervals; the band is two standard deviations between seeds."""
     arms = list(dict.fromkeys(d.arm for d in found)) or ["ckda"]
@@ -343,6 +417,13 @@ def _looks(one: dict[str, Any]) -> list[dict[str, Any]]:
     return sorted([*one["looks"], *([last] if last else [])], key=lambda look: look["tokens"])
 
 
+def _with_base(records: Records) -> Records:
+    """A study's records: of the units without a change, which the ladder may have, those of the same sizes and budgets."""
+    changed = {(one["unit"]["rung"], tuple(one["unit"]["budgets"])) for one in records if one["unit"]["label"]}
+    kept = [one for one in records if (one["unit"]["rung"], tuple(one["unit"]["budgets"])) in changed]
+    return kept or records
+
+
 # All of it ------------------------------------------------------------------------------------------------------------------
 
 
@@ -350,6 +431,7 @@ def collect(records: Records, out: Path) -> list[Path]:
     """One merged record and everything that is drawn from it; returns the files. Records of different tokens are refused."""
     if not records:
         raise ValueError("there are no units to collect")
+    records = _with_base(records)
     data = records[0]["data"]
     for one in records:
         if one["data"]["train_sha256"] != data["train_sha256"]:
@@ -363,7 +445,7 @@ def collect(records: Records, out: Path) -> list[Path]:
     if any(one["unit"]["label"] for one in records):
         written.append(write_text(out / "factors.md", factor_table(records)))
         return [*written, _saved(gates_figure(records), out / "gates.png")]
-    found, band = differences(records), noise(records)
+    found, band, gaps = differences(records), noise(records), training_gaps(records)
     summary = {
         "what": "paired differences of held-out losses",
         "level": LEVEL,
@@ -373,11 +455,13 @@ def collect(records: Records, out: Path) -> list[Path]:
     written += [
         write_json(out / "differences.json", summary),
         write_text(out / "cells.csv", cells(records)),
-        write_text(out / "table.md", loss_table(records) + "\n" + difference_table(found)),
+        write_text(out / "table.md", "\n".join([loss_table(records), difference_table(found), gap_table(gaps)])),
         _saved(ladder_figure(records), out / "ladder.png"),
         _saved(advantage_figure(found, band), out / "advantage.png"),
         _saved(gates_figure(records), out / "gates.png"),
     ]
+    if gaps:
+        written.append(_saved(gap_figure(gaps), out / "gap.png"))
     largest = max(one["parameters"] for one in records)
     for one in records:
         unit = one["unit"]

@@ -2,7 +2,7 @@
 
 ========  ==================================================================================================
 sweep     learning rate and batch by rung, with KDA (the paper assumes that they hold for every mixer)
-factors   why Complex KDA is behind: one change at a time against KDA and Complex KDA, three paired seeds
+factors   why Complex KDA is behind: one change at a time, paired with the ladder's KDA and Complex KDA, three seeds
 ladder    rungs x budgets x arms; eight paired seeds at 12M, three at 47M
 tracking  text with 5% of programs whose state must be tracked
 toy       two rungs, two budgets, two arms and two seeds of seconds on a CPU
@@ -19,25 +19,23 @@ from ckda.models.ladder import CONFIGS, OWN
 __all__ = ["BUDGETS", "FACTORS", "STUDIES", "best_settings", "plan", "study"]
 
 BUDGETS = (30_000_000, 60_000_000, 120_000_000)
-SHORT = 14_000_000  #: tokens of the sweep and the factors
+SHORT = 14_000_000  #: tokens of the sweep
+CELL = (30_000_000,)  #: budgets of the factors, so that the ladder's units of these budgets are their base
 LADDER_ARMS = ("kda", "ckda", "transformer-qknorm")
 HYBRIDS = ("kda-hybrid", "ckda-hybrid")
 PAIRED = ("kda", "ckda")
 PAIRED_SEEDS = {"12M": 8, "47M": 3}  #: seeds of KDA and Complex KDA; one elsewhere
 MOST = 480.0  #: seconds a unit may take on an H200
 
-#: what is changed -> (arms, settings of the unit, settings of the model); the base is the ladder's own KDA and CKDA
+BASE = "base"
+#: what is changed -> (arms, settings of the unit, settings of the model); the base is the ladder's own KDA and Complex KDA
 FACTORS: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]] = {
-    "base": (PAIRED, {}, {}),
-    **{
-        f"lr {lr:g}, warm-up {warmup}": (PAIRED, {"lr": lr, "warmup": warmup}, {})
-        for lr in (5e-4, 1e-3, 2e-3)
-        for warmup in (70, 200)
-        if (lr, warmup) != (2e-3, 70)
-    },
+    BASE: (PAIRED, {}, {}),
+    "beta from 0.5": (("ckda-half",), {}, {}),
     "beta to 2": (("kda-beta2",), {}, {}),
     "signed gates": (("kda-signed",), {}, {}),
-    "beta from 0.5": (("ckda-half",), {}, {}),
+    **{f"lr {lr:g}": (PAIRED, {"lr": lr}, {}) for lr in (1e-3, 2e-3, 8e-3)},
+    "warm-up 70": (PAIRED, {"warmup": 70}, {}),
     "gates spread": (("ckda-spread",), {}, {}),
     "SiLU on q, k and v": (("kda-silu", "ckda-silu"), {}, {}),
     "residual outputs flat": (PAIRED, {}, {"residual_init": "flat"}),
@@ -81,7 +79,7 @@ def ladder(settings: Settings | None = None) -> list[Unit]:
 def sweep(settings: Settings | None = None) -> list[Unit]:
     """Learning rate by batch at every rung."""
     del settings
-    grid = [(lr, batch) for batch in (16, 32) for lr in (1e-3, 2e-3, 4e-3)]
+    grid = [(lr, batch) for batch in (16, 32) for lr in (1e-3, 2e-3, 4e-3, 8e-3)]
     return [
         make(
             size,
@@ -100,15 +98,16 @@ def sweep(settings: Settings | None = None) -> list[Unit]:
 
 def factors(settings: Settings | None = None, size: str = "own-12M", seeds: int = 3) -> list[Unit]:
     """One change at a time; seed by seed, so that a part of the list is still paired."""
-    del settings
     units = []
     for seed in range(seeds):
         for label, (arms, own, changes) in FACTORS.items():
             for arm in arms:
+                if label == BASE:
+                    units.append(make(size, arm, seed, CELL, settings, looks=2))
+                    continue
+                unit = make(size, arm, seed, CELL, settings, changes=changes, label=label, looks=2)
                 word = label.replace(" ", "_").replace(",", "")
-                more = {"lr": 2e-3, "warmup": 70} | own
-                name = f"{rung_of(size)}-{arm}-{word}-seed{seed}"
-                units.append(make(size, arm, seed, (SHORT,), **more, changes=changes, label=label, name=name, looks=3))
+                units.append(replace(unit, name=f"{rung_of(size)}-{arm}-{word}-seed{seed}", **own))
     return units
 
 
@@ -167,6 +166,8 @@ def study(
     if size is not None and not sized:
         raise ValueError(f"--size is for the studies factors and tracking, not for {name}")
     units = STUDIES[name](settings, **sized)
+    if name == "factors" and budgets is None:
+        budgets = CELL  # so that their base has the names of the ladder's units of these budgets
     if seeds is not None and name == "tracking":
         units = [
             replace(unit, seed=s, name=unit.name.replace("seed0", f"seed{s}")) for s in range(seeds) for unit in units

@@ -37,7 +37,7 @@ def test_every_part_is_a_command(tmp_path):
     asked = [parser.parse_args(words[4:]) for words in calls if words[2:4] == ["lm", "ladder"]]
     assert [args.study for args in asked] == ["sweep", "factors", "ladder", "tracking", None, None]
     assert all(490 <= args.time_limit <= 500 and args.only == "12M-*" for args in asked[:4])
-    assert [args.settings is not None for args in asked[:4]] == [False, False, True, True]
+    assert [args.settings is not None for args in asked[:4]] == [False, True, True, True]
     assert [Path(args.out).name for args in asked[4:]] == ["sweep", "ladder"]
     assert any(words[2:4] == ["scaling", "fit"] for words in calls)
     assert sum(words[0].startswith("recipes/") for words in calls) == 3

@@ -1,10 +1,13 @@
 """The records of results/lm: each is read back, and its table and figures are drawn from it alone."""
 
+import statistics
 from pathlib import Path
 
 from ckda.lm.comparison import Comparison
 from ckda.lm.figures import comparison_figure, speed_figure
 from ckda.lm.inspect import Inspection, inspect_figure
+from ckda.lm.paired import differences, training_gaps
+from ckda.lm.units import read_units
 from ckda.record import read_json
 
 RECORDS = Path(__file__).parents[2] / "results" / "lm"
@@ -39,3 +42,37 @@ def test_the_corpus_is_told_as_its_manifest_has_it() -> None:
     assert f"{manifest['dropped']['equal']} equal and {manifest['dropped']['near']:,} near ones" in page
     assert f"{manifest['packed_mib']} MiB" in page
     assert all(row["licence"] and row["version"] for row in manifest["sources"])
+
+
+def test_the_ladders_numbers_are_those_of_its_units() -> None:
+    text, table = (RECORDS / "README.md").read_text(), (RECORDS / "ladder" / "table.md").read_text()
+    records = read_units([RECORDS / "ladder" / "units.json"])
+    for name, words in (("held_out", "held-out loss"), ("out_of_domain", "out-of-domain loss")):
+        (found,) = differences(records, name=name)
+        assert len(found.seeds) == 8
+        assert found.low is not None
+        assert found.high is not None
+        means = [
+            statistics.fmean(one["cells"][0][name] for one in records if one["unit"]["model"] == f"own-12M:{arm}")
+            for arm in ("kda", "ckda")
+        ]
+        row = [*(f"{mean:.4f}" for mean in means), *(f"{x:+.4f}" for x in (found.mean, found.low, found.high))]
+        assert f"| {words} | {' | '.join(row)} |" in text
+    for line in table.split("\n\n")[2].splitlines()[2:]:
+        _, tokens, _, _, *numbers = [cell.strip() for cell in line.strip("|").split("|")]
+        assert f"| {tokens} | {' | '.join(numbers)} |" in text
+    (gap,) = training_gaps(records).values()
+    tokens, each = max(gap, key=lambda piece: statistics.fmean(piece[1]))
+    assert f"widest at\n  {tokens / 1e6:.1f}M tokens ({statistics.fmean(each):.2f})" in text
+    assert "(95%: 0.050 to 0.151)" in (RECORDS.parents[1] / "README.md").read_text()
+
+
+def test_the_sweeps_numbers_are_those_of_its_units() -> None:
+    text = (RECORDS / "README.md").read_text().replace("**", "")
+    losses = {
+        (one["unit"]["lr"], one["unit"]["batch"]): one["cells"][0]["held_out"]
+        for one in read_units([RECORDS / "sweep" / "units.json"])
+    }
+    assert min(losses, key=losses.__getitem__) == (0.004, 16)
+    for lr in (0.001, 0.002, 0.004):
+        assert f"| {lr} | {losses[lr, 16]:.4f} | {losses[lr, 32]:.4f} |" in text

@@ -11,10 +11,10 @@ import torch
 
 from ckda.lm import units as module
 from ckda.lm.models import config_of
-from ckda.lm.paired import cells, collect, differences, interval, noise
+from ckda.lm.paired import cells, collect, differences, interval, noise, training_gaps
 from ckda.lm.parallel import World
 from ckda.lm.recipe import Recipe
-from ckda.lm.studies import FACTORS, MOST, STUDIES, best_settings, plan, study
+from ckda.lm.studies import BASE, CELL, FACTORS, MOST, STUDIES, best_settings, plan, study
 from ckda.lm.tiny import tiny_tokens
 from ckda.lm.train import NotFinite, Trainer
 from ckda.lm.units import Conditions, OutOfTime, Unit, done_in, evaluate_on, read_units, run_all, run_unit
@@ -121,6 +121,7 @@ def test_a_toy_ladder_through_to_the_fit_and_the_figure(at, tmp_path):
         "table.md",
         "ladder.png",
         "advantage.png",
+        "gap.png",
         "layers-ckda.png",
         "gates.png",
     }
@@ -208,6 +209,30 @@ def test_a_study_of_factors_is_told_as_a_table(tmp_path):
     assert "| x | CKDA | 2 | 3.0050 | +0.0000 |" in table
 
 
+def test_the_base_of_the_factors_may_come_from_the_ladder(tmp_path):
+    """Of the ladder's units those of the size and the budgets that were changed, and no others."""
+    other = record("kda", 0, 9.0)
+    other["unit"]["rung"] = "47M"
+    collect(
+        [record("kda", 0, 3.0), other, record("ckda", 0, 3.1), record("ckda-half", 0, 3.2, "beta from 0.5")], tmp_path
+    )
+    table = (tmp_path / "factors.md").read_text()
+    assert "| base | CKDA | 1 | 3.1000 | +0.1000 |" in table
+    assert "| beta from 0.5 | ckda-half | 1 | 3.2000 | +0.2000 |" in table
+    assert "9.0" not in table
+
+
+def test_the_gap_along_the_trunk_is_paired_by_seed():
+    """Only seeds that both arms have, in pieces of the curve."""
+
+    def trained(arm, seed, losses):
+        return record(arm, seed, 1.0) | {"curve": {"tokens": [1, 2, 3, 4], "loss": losses}}
+
+    records = [trained("kda", 0, [4, 3, 2, 1]), trained("ckda", 0, [4, 4, 3, 1]), trained("ckda", 1, [9, 9, 9, 9])]
+    (gap,) = training_gaps(records, pieces=2).values()
+    assert gap == [(1.5, [0.5]), (3.5, [0.5])]
+
+
 def test_studies_are_what_the_issue_asks_for():
     for name in STUDIES:
         if name != "toy":
@@ -222,7 +247,11 @@ def test_studies_are_what_the_issue_asks_for():
     assert {u.rung for u in ladder if u.arm.endswith("-hybrid")} == {"47M"}
     assert sum(row["seconds"] for row in plan(ladder, set())) < 90 * 60
     assert {u.seed for u in study("factors")} == {0, 1, 2}
-    assert {u.label for u in study("factors")} == set(FACTORS)
+    assert {u.label or BASE for u in study("factors")} == set(FACTORS)
+    known = {u.name: u.as_json() for u in study("ladder", budgets=CELL)}
+    base = {u.name: u.as_json() for u in study("factors") if not u.label}
+    assert len(base) == 6
+    assert all(known[name] == unit for name, unit in base.items()), "the ladder's records are the base"
     sweep = [
         {"unit": u.as_json(), "cells": [{"held_out": 4.0 + abs(u.lr - 1e-3) + (u.batch == 16)}]} for u in study("sweep")
     ]
