@@ -269,7 +269,7 @@ def _page(result: TrackResult, asked: Lengths = None) -> Page:
     page.figure(
         svg_of(groups_figure(replace(result, runs=parts[-1]))),
         "Scaled accuracy over the last quarter of words of each length; 0 is chance. Thick: the best seed, thin: the others; "
-        "diamonds: the paper's numbers, best of three seeds.",
+        "diamonds: the paper's numbers, the best of three seeds at each length.",
     )
     page.table(*table(result, asked))
     page.section("How they were trained")
