@@ -146,13 +146,14 @@ def _say(text: str) -> None:
 
 
 def _check(
-    found: list[Peer], device: str, dtype: torch.dtype, args: argparse.Namespace, H: int, D: int
+    found: list[Peer], device: str, dtype: torch.dtype, args: argparse.Namespace, shapes: list[Shape]
 ) -> tuple[list[Peer], dict[str, dict[str, Any]]]:
-    """The peers that are timed, and the errors of those that compute the same function.
+    """The peers that are timed, and the errors of those that compute the same function: the largest over all sizes of heads.
 
     One of ours that is wrong stops the run. One with kernels of others is timed all the same, marked as inaccurate: its errors are
     what there is to report of it. One that does not run is not timed, and the errors say why.
     """
+    heads = list(dict.fromkeys((shape.H, shape.D) for shape in shapes))
     judged: list[Peer] = []
     checked: dict[str, dict[str, Any]] = {}
     for peer in found:
@@ -160,7 +161,8 @@ def _check(
             judged.append(peer)
             continue
         try:
-            of_peer = errors(peer, device, dtype, args.seed, H, D)
+            each = [errors(peer, device, dtype, args.seed, H, D) for H, D in heads]
+            of_peer = {name: max((error[name] for error in each), key=_badness) for name in each[0]}
         except Exception as error:  # whatever foreign code ends with: the others go on
             checked[peer.name] = {"failed": str(error)[:300]}
             _say(f"{peer.name}: failed, {error!s:.120}")
@@ -174,6 +176,10 @@ def _check(
         checked[peer.name] |= {"inaccurate": words} if words else {}
         judged.append(peer._replace(inaccurate=words))
     return judged, checked
+
+
+def _badness(error: float) -> float:
+    return math.inf if math.isnan(error) else error
 
 
 def _inaccuracy(found: dict[str, float]) -> str | None:
@@ -219,9 +225,10 @@ def _say_known(names: list[str]) -> None:
         _say(f"measured before, not again (--fresh would): {', '.join(map(repr, names))}")
 
 
-def _run_sweep(args: argparse.Namespace, device: str, folder: Path) -> int:
+def _run_sweep(args: argparse.Namespace, device: str) -> int:
     """Check and time the rows of the sweep; sweep.json, bounds.json and sweep.png."""
     rows, count = _sweep_rows(args), 2 if args.smoke else sweep.COUNT
+    folder = make_folder(args.out)
     mark = _mark(args)
     result: dict[str, Any] = {"environment": environment(device)} | mark | {"count": count}
     known = earlier(folder / "sweep.json", result["environment"], args.fresh, args.smoke)
@@ -259,19 +266,21 @@ def _time_host(args: argparse.Namespace, device: str, folder: Path) -> dict[str,
     return result
 
 
-def _run_host(args: argparse.Namespace, device: str, folder: Path) -> int:
+def _run_host(args: argparse.Namespace, device: str) -> int:
+    folder = make_folder(args.out)
     result = _time_host(args, device, folder)
     print(json.dumps(result) if args.json else folder / "host.json")
     return 0
 
 
-def _run_throughput(args: argparse.Namespace, device: str, folder: Path) -> int:
+def _run_throughput(args: argparse.Namespace, device: str) -> int:
     """The paper's figure; throughput.json and throughput.png."""
     shapes = args.shape or (throughput.SMOKE if args.smoke else throughput.SHAPES)
     dtype = _dtype(args, device)
     options = {"backend": "eager"} if args.smoke else {}
-    _prepare(args, device, shapes[0])
     found = peers(device, args.peer, args.cudnn, throughput=True, **options)
+    folder = make_folder(args.out)
+    _prepare(args, device, shapes[0])
     result: dict[str, Any] = {
         "environment": environment(device),
         "seed": args.seed,
@@ -281,7 +290,7 @@ def _run_throughput(args: argparse.Namespace, device: str, folder: Path) -> int:
     known = earlier(
         folder / "throughput.json", result["environment"], args.fresh, args.smoke, seed=args.seed, dtype=_name(dtype)
     )
-    found, result["errors"] = _check(found, device, dtype, args, shapes[0].H, shapes[0].D)
+    found, result["errors"] = _check(found, device, dtype, args, shapes)
 
     def keep(rows: list[dict[str, Any]]) -> None:
         write_json(folder / "throughput.json", result | {"rows": rows})
@@ -321,6 +330,7 @@ def _prepare(args: argparse.Namespace, device: str, shape: Shape) -> None:
 
 def _print_plan(args: argparse.Namespace) -> int:
     """How many seconds of a GPU the parts are likely to take, without running anything."""
+    refuse_unread(args, _READ_BY_ALL + _READ_BY_PLANS, "--plan")
     seconds: dict[str, float] = {}
     if args.sweep:
         seconds |= {f"sweep: {row.name}": sweep.estimate(row, args.jobs) for row in _sweep_rows(args)}
@@ -345,6 +355,7 @@ _READ = {
     "host": (),
 }
 _READ_BY_ALL = ("out", "device", "smoke", "json", "fresh", "plan")
+_READ_BY_PLANS = ("sweep", "host", "throughput", "row", "jobs", "shape")
 
 
 def _refuse_unread(args: argparse.Namespace) -> None:
@@ -371,23 +382,23 @@ def run_command(args: argparse.Namespace) -> int:
         torch.set_num_threads(1)
     if args.jobs > 1 and device == "cpu":
         _say(f"--jobs {args.jobs}: no effect on a CPU, where nothing is compiled first")
-    folder = make_folder(args.out)
     if args.throughput:
-        return _run_throughput(args, device, folder)
+        return _run_throughput(args, device)
     if args.sweep:
-        return _run_sweep(args, device, folder)
-    return (_run_host if args.host else _run_peers)(args, device, folder)
+        return _run_sweep(args, device)
+    return (_run_host if args.host else _run_peers)(args, device)
 
 
-def _run_peers(args: argparse.Namespace, device: str, folder: Path) -> int:
+def _run_peers(args: argparse.Namespace, device: str) -> int:
     """Check, time, write bench.json and bench.png."""
     dtype, shapes = _dtype(args, device), _shapes(args, device)
-    _prepare(args, device, shapes[0])
     found = peers(device, args.peer, args.cudnn)
+    folder = make_folder(args.out)
+    _prepare(args, device, shapes[0])
     here = environment(device)
     known = earlier(folder / "bench.json", here, args.fresh, args.smoke, seed=args.seed, dtype=_name(dtype))
     done = {(row["peer"], tuple(row["shape"].values())) for row in known}
-    found, checked = _check(found, device, dtype, args, shapes[0].H, shapes[0].D)
+    found, checked = _check(found, device, dtype, args, shapes)
     result: dict[str, Any] = {
         "environment": here,
         "seed": args.seed,
@@ -399,7 +410,8 @@ def _run_peers(args: argparse.Namespace, device: str, folder: Path) -> int:
         "decode": [],
     }
     for shape in shapes:
-        forget_choices()
+        if any(peer.foreign for peer in found):
+            forget_choices()
         for peer in found:
             if (peer.name, tuple(shape)) in done:
                 continue

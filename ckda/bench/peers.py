@@ -230,6 +230,7 @@ def peers(
         unknown = set(wanted) - {peer.name for peer in found}
         if unknown:
             hint = "" if folder else "; cuDNN's come with --cudnn FOLDER"
+            hint += "" if has_fla else "; flash-linear-attention's need a GPU and the package fla-core"
             here = ", ".join(repr(peer.name) for peer in found)
             raise ValueError(f"--peer {', '.join(sorted(unknown))}: not here; present: {here}{hint}")
         found = [peer for peer in found if peer.name in wanted]

@@ -64,7 +64,8 @@ def run(
     rows = [*known]
     done = {(row["peer"], tuple(row["shape"].values())) for row in rows}
     for shape in shapes:
-        forget_choices()
+        if any(peer.foreign for peer in found):
+            forget_choices()
         for peer in found:
             if (peer.name, tuple(shape)) in done:
                 continue

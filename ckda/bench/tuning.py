@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from importlib.util import find_spec
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ from ckda.bench.options import Shape
 from ckda.bench.peers import peers
 
 __all__ = ["compile_rows", "compile_side_by_side", "forget_choices", "share_configurations"]
+
+FLA = ("fla.ops.kda", "fla.ops.gated_delta_product")  #: what of flash-linear-attention is timed
 
 
 def share_configurations(part: int, parts: int) -> None:
@@ -51,13 +53,16 @@ def _tuned_kernels(package: str) -> Iterator[Any]:
                 kernel = getattr(kernel, "fn", None)
 
 
-def forget_choices(package: str = "fla") -> None:
-    """Let every kernel of the package choose among its configurations again at its next call, whatever the disk remembers."""
-    if package not in sys.modules or find_spec("triton") is None:
-        return
-    for kernel in _tuned_kernels(package):
-        kernel.cache.clear()
-        kernel.cache_results = False
+def forget_choices(modules: Sequence[str] = FLA) -> None:
+    """Let every kernel that these modules' package has choose among its configurations again at its next call, whatever Triton's
+    cache has kept. Configurations that FLA reads from files of its own, where FLA_CACHE_MODE asks for that, stay.
+    """
+    with suppress(ImportError):  # who is not here chooses nothing
+        for name in modules:
+            import_module(name)
+        for kernel in _tuned_kernels(modules[0].split(".")[0]):
+            kernel.cache.clear()
+            kernel.cache_results = False
 
 
 def _side_by_side(jobs: int, *words: Any) -> None:

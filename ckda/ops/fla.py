@@ -72,8 +72,11 @@ def _last_signs(P: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     return torch.where((cu_seqlens.diff() > 0)[:, None, None], last, torch.ones_like(last))
 
 
-def forward(call: Call) -> tuple[Tensor, Tensor]:
-    """o and the final state, by FLA's kernels on the absorbed signs; autograd is FLA's."""
+def forward(call: Call) -> tuple[Tensor, Tensor | None]:
+    """o and the final state (None if not asked for), by FLA's kernels on the absorbed signs; autograd is FLA's.
+
+    A named bounded gate has log|alpha| of at least -5, for which FLA has faster kernels (`safe_gate`).
+    """
     from fla.ops.kda import chunk_kda
 
     given = Gate(call.g, call.sign)
@@ -92,10 +95,11 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
         g=gate.log.float().contiguous(),
         beta=beta.contiguous(),
         scale=call.q_scale,
-        initial_state=call.start_state().contiguous(),
-        output_final_state=True,
+        initial_state=None if call.initial_state is None else call.start_state().contiguous(),
+        output_final_state=call.output_final_state,
+        safe_gate=call.gate in ("signed", "sigmoid"),
         cu_seqlens=None if call.cu_seqlens is None else call.cu_seqlens.long(),
     )
-    if P is not None:
+    if P is not None and state is not None:
         state = state * _last_signs(P, call.cu_seqlens).unsqueeze(-1)
     return o, state

@@ -100,6 +100,49 @@ def test_a_wrong_peer_of_others_is_timed_and_marked_wherever_it_is_shown(
     assert all(marks["theirs"] in line for line in lines)
 
 
+@pytest.mark.parametrize("words", [[], ["--throughput"]])
+def test_others_choose_anew_for_every_shape(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that tunes itself keeps its choice from one length for another."""
+    ours = peers.peers("cpu", ["ckda"])[0]
+    done: list[str] = []
+
+    def bind(call: dict, do: torch.Tensor) -> peers.Bound:
+        done.append(f"T {do.shape[1]}")
+        return ours.bind(call, do)
+
+    monkeypatch.setattr(bench, "peers", lambda *_, **__: [ours._replace(name="theirs", foreign=True, bind=bind)])
+    for module in (bench, throughput):
+        monkeypatch.setattr(module, "forget_choices", lambda: done.append("forget"))
+    shapes = ["--shape", "1,32,2,16", "--shape", "1,48,2,16"]
+    assert main(["bench", "--smoke", "--device", "cpu", "--out", str(tmp_path), *shapes, *words]) == 0
+    assert done == ["T 200", "forget", "T 32", "forget", "T 48"]
+
+
+def test_every_size_of_heads_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[tuple[int, int]] = []
+    plain = bench.errors
+    monkeypatch.setattr(bench, "errors", lambda *words: (sizes.append(words[-2:]), plain(*words))[1])
+    shapes = ["--shape", "1,32,2,16", "--shape", "1,48,2,16", "--shape", "1,32,1,8"]
+    assert main(["bench", "--smoke", "--device", "cpu", "--peer", "ckda", "--out", str(tmp_path), *shapes]) == 0
+    assert sizes == [(2, 16), (1, 8)]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--peer", "fla kda"], "flash-linear-attention's need a GPU"),
+        (["--cudnn", "nowhere"], "nowhere"),
+        (["--plan", "--throughput", "--peer", "ckda"], "--peer"),
+    ],
+)
+def test_what_is_refused_leaves_no_folder(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert main(["bench", "--smoke", "--device", "cpu", "--out", str(tmp_path / "new"), *words]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
 def test_what_was_measured_survives_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt

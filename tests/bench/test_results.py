@@ -111,6 +111,16 @@ def test_the_host() -> None:
             assert cell == f"{hosts[when][names[name]][part]:.2f}", (name, when, part)
 
 
+def test_the_machines() -> None:
+    text = TEXT[TEXT.index("Hosts of borrowed machines differ") :]
+    now = record("host/host.json")["host_ms"]
+    rows = {row["row"]["name"]: row["forward+backward"]["host"] for row in record("sweep/sweep.json")["rows"]}
+    names = ("operator, 1 x 1024", "operator, 4 x 8192", "layer, 1 x 1024")
+    cells = " | ".join(format(now[name]["forward+backward"], ".2f") for name in names)
+    assert f"| this one (b038f73) | {cells} |" in text
+    assert f"(3aeda0d) | {rows['1 x 1024 tokens']:.2f} | {rows['main']:.2f} | |" in text
+
+
 def test_the_sweep() -> None:
     bounds = record("sweep/bounds.json")
     rows = table("## What a change of the call costs")
