@@ -110,16 +110,18 @@ def suite_figure(result: SuiteResult) -> Any:
 
 
 def timed_alike(result: SuiteResult) -> list[SuiteRun]:
-    """The runs whose milliseconds can be compared: of tasks on which all arms were timed on one kind of device, and of the kind
-    that has more arms so."""
-    kinds: dict[str, set[str]] = {}
+    """The runs whose milliseconds can be compared: of the tasks on which all arms were timed on one kind of device, those that
+    most arms have, on the kind of device that has more of these runs."""
+    by_task: dict[str, list[SuiteRun]] = {}
     for one in result.runs.values():
-        kinds.setdefault(one.task, set()).add(_device(one))
+        by_task.setdefault(one.task, []).append(one)
+    alike = [runs for runs in by_task.values() if len({_device(one) for one in runs}) == 1]
+    most = max(map(len, alike), default=0)
     by_kind: dict[str, list[SuiteRun]] = {}
-    for one in result.runs.values():
-        if len(kinds[one.task]) == 1:
-            by_kind.setdefault(_device(one), []).append(one)
-    return max(by_kind.values(), key=lambda runs: (len({one.arm for one in runs}), len(runs)), default=[])
+    for runs in alike:
+        if len(runs) == most:
+            by_kind.setdefault(_device(runs[0]), []).extend(runs)
+    return max(by_kind.values(), key=len, default=[])
 
 
 def _draw_cost(axes: Any, timed: list[SuiteRun]) -> None:
