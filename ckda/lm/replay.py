@@ -11,6 +11,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,6 +20,12 @@ from torch import Tensor, nn
 __all__ = ["Replay"]
 
 WARM = 3  #: updates that run kernel by kernel first, which compiles and sizes what a recording must find ready
+
+
+@cache
+def _stream_of(device: torch.device) -> torch.cuda.Stream:
+    """One for all recordings of a device: cuBLAS keeps room of its own, some 64 MiB, for every stream that it has run on."""
+    return torch.cuda.Stream(device)
 
 
 class Replay:
@@ -34,7 +41,7 @@ class Replay:
     ):
         self.run, self.parameters, self.device = run, list(parameters), device
         self.error: str | None = None  #: why recording failed
-        self._stream = torch.cuda.Stream(device)
+        self._stream = _stream_of(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._inputs: dict[str, Tensor] = {}
         self._graphs: dict[bool, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
