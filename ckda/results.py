@@ -19,6 +19,7 @@ ABOUT = {
     "audio/continuation": "How long does each arm keep the beat, by the paper's protocol and by others?",
     "audio/even": "How often does a start with clocks of many rates keep time?",
     "audio/inspect": "Which modes of the state keep time?",
+    "audio/one-core": "What do a fan of clocks at the start, without being told the period, and the published DeltaProduct_2 give?",
     "audio/one-seed": "What does one seed of each arm give? (the summary of a run whose records were not kept)",
     "audio/seeds": "How often does the steady recipe keep time?",
     "bench": "How fast is the operator, beside flash-linear-attention?",

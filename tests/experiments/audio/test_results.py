@@ -133,10 +133,33 @@ def test_every_row_of_the_readme_is_that_of_its_record():
             assert float(cell) == pytest.approx(records[path]["snr"][length][place], abs=0.051), (path, seed, length)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_the_fan_finds_an_odd_number_of_turns_untold(seed, tmp_path, capsys):
+    """The kept weights, trained by the paper's protocol from a start that knows no period."""
+    record = json.loads((KEPT / "one-core/runs/ckda+init=fan.json").read_text())
+    assert record["recipe"]["penalties"] == {}
+    assert record["key"]["task"]["balanced"] is False
+    assert record["snr"]["264"][seed] > 35 > 5 > record["snr"]["2048"][seed]
+    path = KEPT / f"one-core/runs/ckda+init=fan.seed{seed}.pt"
+    assert path.stat().st_size < 2**20
+    assert main(["inspect", "audio", str(path), "--length", "72", "--out", str(tmp_path), "--json"]) == 0
+    seen = json.loads(capsys.readouterr().out)
+    stored = json.loads((KEPT / f"inspect/ckda+init=fan.seed{seed}.inspect.json").read_text())
+    assert [h["turns"] for h in seen["heads"]] == pytest.approx([h["turns"] for h in stored["heads"]], abs=1e-3)
+    lasting = [h["turns"] for h in stored["heads"] if h["modulus"] > 0.99]
+    assert min(abs(turns % 2 - 1) for turns in lasting) < 0.006
+    assert stored["played"][1]["right"] == 1
+
+
 def test_what_the_guide_says_in_short():
-    plain, steady, even = (
+    plain, steady, even, fan = (
         json.loads((KEPT / path).read_text())["snr"]
-        for path in ("continuation/runs/ckda.json", "seeds/runs/ckda+steady.json", "even/runs/ckda+even.json")
+        for path in (
+            "continuation/runs/ckda.json",
+            "seeds/runs/ckda+steady.json",
+            "even/runs/ckda+even.json",
+            "one-core/runs/ckda+init=fan.json",
+        )
     )
     text = " ".join((KEPT.parents[1] / "docs/audio.md").read_text().split())
     assert f"({plain['264'][0]:.1f} dB at 264 for 38.1)" in text
@@ -145,6 +168,8 @@ def test_what_the_guide_says_in_short():
         said = f"by `{name}` {len(kept)} of {len(snr['2048'])} seeds keep time to 2048 frames, the best with {max(kept):.1f} dB"
         assert said in text
     assert f"{sum(value >= 60 for value in even['264'])} of them have 60 dB at 264" in text
+    assert f"all four of its seeds have {min(fan['264']):.0f} to {max(fan['264']):.0f} dB at 264" in text
+    assert f"at 2048 they have {min(fan['2048']):.1f} to {max(fan['2048']):.1f} dB" in text
 
 
 def test_counts_of_even_and_steady():
@@ -180,7 +205,7 @@ def test_the_best_seed_of_even_is_kept(capsys, tmp_path):
             assert [h["turns"] for h in seen["heads"]] == pytest.approx([h["turns"] for h in stored["heads"]], abs=1e-5)
 
 
-@pytest.mark.parametrize("folder", ["continuation", "even", "seeds"])
+@pytest.mark.parametrize("folder", ["continuation", "even", "one-core", "seeds"])
 def test_every_kept_run_with_a_waveform_can_be_heard(folder):
     runs = collect([KEPT / folder]).runs
     heard = {path.name.split(".")[0] for path in (KEPT / folder / "sound").glob("*.wav")}
