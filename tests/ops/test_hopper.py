@@ -23,7 +23,7 @@ from tests.ops.common import (
     perturbed,
     run,
 )
-from tests.ops.test_triton import _reflections
+from tests.ops.test_triton import _reflections, check_members
 
 pytest.importorskip("triton")
 from triton.experimental import gluon as triton_gluon
@@ -225,6 +225,26 @@ def test_later_tokens_change_nothing_before(settings: dict[str, Any]) -> None:
     plain, changed = (run(x, "triton-hopper", gradients=False)["o"] for x in (call, perturbed(call, 40)))
     assert_same_bits({"o": plain[:, :40]}, {"o": changed[:, :40]})
     assert not torch.equal(plain[:, 40:], changed[:, 40:])
+
+
+@on_a_cpu
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"K": 64, "V": 64, "HV": 2, "A_log": True, "dt_bias": True},
+        {"K": 64, "V": 40, "gate": None, "separate": True},
+        {"K": 96, "V": 64, "dtype": FP16, "beta_range": None},
+        {"K": 130, "V": 64, "gate": "softplus"},
+    ],
+    ids=str,
+)
+def test_packed_sequences_have_the_bits_that_they_have_alone(settings: dict[str, Any]) -> None:
+    """Forward and backward: whole chunks, broken ones, a single token, beside no token at all and what is no number."""
+    call = _call({"T": 120, "initial": True, "cu_seqlens": [0, 40, 40, 72, 73, 120]} | settings)
+    for name in ("q", "v", "g"):
+        call[name][:, 73:] = math.nan
+    assert check_members(call, "triton-hopper")["o"][:, 73:].isnan().all()
 
 
 def _calm(settings: dict[str, Any], harsh: dict[int, float]) -> dict[str, Any]:

@@ -365,6 +365,36 @@ def test_the_future_does_not_leak(form: str, gate: str | None, times: tuple, mon
         assert not torch.equal(before[:, t:], after[:, t:])
 
 
+def _pulled_back(call: Call, do: Tensor, dstate: Tensor, backend: str) -> dict[str, Tensor]:
+    """o, the state and, of these cotangents, the gradients that belong to a token or a sequence."""
+    shared = ("A_log", "dt_bias")  # their gradients are sums over all sequences, which no member has
+    leaves = {
+        name: x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
+        for name, x in call.items()
+    }
+    o, state = complex_kda(**leaves, output_final_state=True, backend=backend)
+    names = [name for name, x in leaves.items() if isinstance(x, Tensor) and x.requires_grad and name not in shared]
+    found = torch.autograd.grad((o, state), [leaves[name] for name in names], (do, dstate))
+    return {"o": o.detach(), "state": state.detach()} | {"d" + n: x for n, x in zip(names, found, strict=True)}
+
+
+def check_members(call: Call, backend: str = "triton") -> dict[str, Tensor]:
+    """Packed sequences have the bits that they have alone, forward and backward, but those that are no numbers; what there is."""
+    random = torch.Generator().manual_seed(1)
+    do, dstate = (torch.randn(call[n].shape, generator=random).to(call[n]) for n in ("v", "initial_state"))
+    packed = _pulled_back(call, do, dstate, backend)
+    for n, (start, end) in enumerate(pairwise(call["cu_seqlens"].tolist())):
+        if start == end:
+            assert torch.equal(packed["state"][n], call["initial_state"][n])
+            assert torch.equal(packed["dinitial_state"][n], dstate[n])
+        elif not call["v"][:, start:end].isnan().any():
+            alone = _pulled_back(member(call, n), do[:, start:end], dstate[n : n + 1], backend)
+            of_sequence = {name: packed[name][n : n + 1] for name in ("state", "dinitial_state")}
+            of_tokens = {name: packed[name][:, start:end] for name in alone.keys() - of_sequence.keys()}
+            assert_same_bits(of_sequence | of_tokens, alone)
+    return packed
+
+
 @in_interpreter
 @pytest.mark.parametrize("form", ["chunk", "recurrent"])
 def test_packed_gives_the_bits_of_separate_sequences(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,14 +403,8 @@ def test_packed_gives_the_bits_of_separate_sequences(form: str, monkeypatch: pyt
     call = make_call(
         B=1, T=bounds[-1], H=1, K=6, V=5, dtype=torch.float32, initial=True, dt_bias=True, cu_seqlens=bounds
     )
+    check_members(call)
     packed = run(call, "triton", gradients=False)
-    for n in range(len(bounds) - 1):
-        start, end = bounds[n], bounds[n + 1]
-        if start == end:
-            assert torch.equal(packed["state"][n], call["initial_state"][n])
-        else:
-            alone = run(member(call, n), "triton", gradients=False)
-            assert_same_bits({"o": packed["o"][:, start:end], "state": packed["state"][n : n + 1]}, alone)
     assert_same_bits(run(call | {"cu_seqlens": call["cu_seqlens"].long()}, "triton", gradients=False), packed)
 
 
@@ -996,19 +1020,28 @@ def test_decoding_4096_tokens_equals_the_parallel_form(inplace: bool) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("T", "K", "dtype"),
+    "settings",
     [
-        (300, 64, torch.bfloat16),
-        (320, 64, torch.bfloat16),
-        (320, 128, torch.bfloat16),
-        (50, 32, torch.bfloat16),
-        (300, 96, torch.bfloat16),
-        (300, 100, torch.bfloat16),
-        (300, 64, torch.float16),
+        {},
+        {"T": 320},
+        {"T": 320, "K": 128},
+        {"T": 50, "K": 32},
+        {"K": 96},
+        {"K": 100},
+        {"dtype": torch.float16},
+        {"dtype": torch.float32},
+        {"K": 128, "gate": "softplus"},
+        {"K": 128, "gate": None, "dtype": torch.float16, "beta_range": None},
+        {"K": 256},
+        {"K": 256, "gate": None, "gate_dtype": torch.float32, "beta_range": None},
+        {"HV": 4, "gate": "sigmoid"},
+        {"HV": 4, "separate": True, "beta_range": None},
     ],
+    ids=str,
 )
-def test_the_same_bits_alone_in_a_batch_and_again_on_a_gpu(T: int, K: int, dtype: torch.dtype) -> None:
-    call = make_call(B=5, T=T, initial=True, **(ON_GPU | {"K": K, "V": K, "dtype": dtype}))
+def test_the_same_bits_alone_in_a_batch_and_again_on_a_gpu(settings: dict[str, Any]) -> None:
+    widths = {"K": settings.get("K", 64), "V": settings.get("K", 64)}
+    call = make_call(**(ON_GPU | {"B": 5, "T": 300, "initial": True} | settings | widths))
     together = rowwise(call, "triton")
     for _ in range(3):
         assert_same_bits(rowwise(call, "triton"), together)
@@ -1102,43 +1135,65 @@ def test_segments_on_a_gpu(T: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("gate", "K", "dtype"),
+    "settings",
     [
-        ("signed", 64, torch.bfloat16),
-        ("softplus", 128, torch.bfloat16),
-        (None, 64, torch.bfloat16),
-        ("signed", 96, torch.float16),
+        {},
+        {"gate": "softplus", "K": 128},
+        {"gate": None},
+        {"K": 96, "dtype": torch.float16},
+        {"K": 256},
+        {"K": 256, "gate": "softplus", "beta_range": None},
+        {"K": 128, "gate": None, "HV": 4, "dtype": torch.float16},
+        {"separate": True, "beta_range": None},
+        {"HV": 4, "cu_seqlens": [0, 10, 96]},
+        {"gate": "softplus", "cu_seqlens": [0, 10, 96]},
+        {"dtype": torch.float32},
+        {"gate": None, "dtype": torch.float32},
     ],
+    ids=str,
 )
-def test_the_future_does_not_leak_on_a_gpu(gate: str | None, K: int, dtype: torch.dtype) -> None:
-    """Not by rounding either: tokens of the same chunk, of its other half, and one token more or less."""
-    call = make_call(B=1, T=96, initial=True, **(ON_GPU | {"gate": gate, "K": K, "V": K, "dtype": dtype}))
+def test_the_future_does_not_leak_on_a_gpu(settings: dict[str, Any]) -> None:
+    """Not by rounding either: tokens of the same chunk, of its other half, of another sequence, and one token more or less."""
+    widths = {"K": settings.get("K", 64), "V": settings.get("K", 64)}
+    call = make_call(**(ON_GPU | {"B": 1, "T": 96, "initial": True} | settings | widths))
     before = run(call, "triton", gradients=False)["o"]
+    bounds = settings.get("cu_seqlens", [0, 96])
     for t in (5, 15, 40, 63, 95):
         after = run(perturbed(call, t), "triton", gradients=False)["o"]
+        end = min(x for x in bounds if x > t)
         assert torch.equal(before[:, :t], after[:, :t]), f"token {t} changes earlier outputs"
-    shorter = run(slice_time(call, slice(0, 75)), "triton", gradients=False)["o"]
-    assert torch.equal(before[:, :75], shorter)
+        assert torch.equal(before[:, end:], after[:, end:]), f"token {t} changes another sequence"
+        assert not torch.equal(before[:, t:end], after[:, t:end])
+    whole = {name: x for name, x in call.items() if name != "cu_seqlens"}
+    cut = slice_time(whole, slice(0, 75))
+    if "cu_seqlens" in call:
+        cut["cu_seqlens"] = call["cu_seqlens"].clamp_max(75)
+    assert torch.equal(before[:, :75], run(cut, "triton", gradients=False)["o"])
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("gate", "K"), [("signed", 128), ("softplus", 64)])
-def test_packed_gives_the_bits_of_separate_sequences_on_a_gpu(gate: str, K: int) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"K": 128},
+        {"gate": "softplus"},
+        {"gate": None, "HV": 4, "separate": True, "beta_range": None},
+        {"K": 256},
+        {"K": 96, "dtype": torch.float16},
+        {"K": 100, "beta_range": None},
+        {"dtype": torch.float32},
+    ],
+    ids=str,
+)
+def test_packed_gives_the_bits_of_separate_sequences_on_a_gpu(settings: dict[str, Any]) -> None:
     """Forward and backward, beside a sequence of NaN, and though chunks are not whole."""
     bounds = [0, 70, 70, 102, 103, 230, 300]
-    call = make_call(B=1, T=300, initial=True, cu_seqlens=bounds, **(ON_GPU | {"gate": gate, "K": K, "V": K}))
-    for name in ("q", "k", "v", "g", "beta"):
-        call[name][:, 103:230] = math.nan
-    packed = run(call, "triton")
-    assert packed["o"][:, 103:230].isnan().all()
-    for n, (start, end) in enumerate(pairwise(bounds)):
-        if start == end or start == 103:
-            continue
-        alone = run(member(call, n), "triton", "os")
-        parts = {name: packed[name][:, start:end] for name in ("o", "dq", "dk", "dv", "dg", "dbeta")}
-        parts |= {name: packed[name][n : n + 1] for name in ("state", "dinitial_state")}
-        forward = ("o", "state")
-        assert_same_bits({name: parts[name] for name in forward}, {name: alone[name] for name in forward})
+    widths = {"K": settings.get("K", 64), "V": settings.get("K", 64)}
+    call = make_call(**(ON_GPU | {"B": 1, "T": 300, "initial": True, "cu_seqlens": bounds} | settings | widths))
+    for name in ("q", "k", "v", "g", "beta", "erase", "write"):
+        if call.get(name) is not None:
+            call[name][:, 103:230] = math.nan
+    assert check_members(call)["o"][:, 103:230].isnan().all()
 
 
 @pytest.mark.gpu
