@@ -76,3 +76,20 @@ def test_the_sweeps_numbers_are_those_of_its_units() -> None:
     assert min(losses, key=losses.__getitem__) == (0.004, 16)
     for lr in (0.001, 0.002, 0.004):
         assert f"| {lr} | {losses[lr, 16]:.4f} | {losses[lr, 32]:.4f} |" in text
+
+
+def test_the_start_is_told_as_its_record_has_it() -> None:
+    text = (RECORDS / "README.md").read_text()
+    half = read_units([RECORDS / "start" / "ckda-half.json"])[0]["curve"]
+    ladder = read_units([RECORDS / "ladder" / "units.json"])
+    kda, ckda = (
+        next(one["curve"] for one in ladder if (one["unit"]["model"], one["unit"]["seed"]) == (f"own-12M:{arm}", 0))
+        for arm in ("kda", "ckda")
+    )
+    for i, tokens in enumerate(kda["tokens"][:6]):
+        piece = [place for place, read in enumerate(half["tokens"]) if tokens - 163_840 < read <= tokens]
+        loss, norm = (statistics.fmean(half[name][place] for place in piece) for name in ("loss", "grad_norm"))
+        losses = [kda["loss"][i], loss, ckda["loss"][i]]
+        norms = [kda["grad_norm"][i], norm, ckda["grad_norm"][i]]
+        row = [f"{tokens / 1e6:.2f}M", *(f"{x:.3f}" for x in losses), *(f"{x:.2f}" for x in norms)]
+        assert f"| {' | '.join(row)} |" in text
