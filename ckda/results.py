@@ -40,7 +40,7 @@ ABOUT = {
     "tracking/paper": "What does the paper's own protocol give?",
     "tracking/penalties": "Do penalties make S3's rotations close?",
     "tracking/random-keys": "Are S4 and A5 found from random keys?",
-    "tracking/settle": "On how many of 48 seeds does S3 stay right to 65,536 letters, no seed dropped?",
+    "tracking/settle": "On how many of 60 seeds does S3 stay right to 65,536 letters, no seed dropped?",
     "tracking/short": "What do the four range settings give in fewer updates?",
     "tracking/smoothing": "Do smoothed labels carry S3 further?",
 }

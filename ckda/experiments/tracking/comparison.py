@@ -38,12 +38,17 @@ def _baselines(group: str) -> list[Row]:
 
 
 _CONSTANT = "momentum constant"
-_SETTLE = "settle/S3-ckda+exact+heads=16x4.then=settle@f1bb078.seed"
+_SETTLE = "settle/S3-ckda+exact+heads=16x4.then=settle@"
 ROWS: tuple[Row, ...] = (
     Row("S3", "kda", "paper/S3-kda+momentum=0.95", why=_CONSTANT),
     Row("S3", "kda-beta2", "paper/S3-kda-beta2"),
     Row("S3", "kda-signed", "paper/S3-kda-signed+momentum=0.95", why=_CONSTANT),
-    Row("S3", "ckda", "paper/S3-ckda", tuple(f"{_SETTLE}{seeds}" for seeds in ("0-23", "24-47"))),
+    Row(
+        "S3",
+        "ckda",
+        "paper/S3-ckda",
+        tuple(_SETTLE + batch for batch in ("f1bb078.seed0-23", "f1bb078.seed24-47", "38d84d1.seed48-59")),
+    ),
     *_baselines("S3"),
     Row("S4", "kda", "paper/S4-kda+momentum=0.95", why=_CONSTANT),
     Row("S4", "kda-beta2", "paper/S4-kda-beta2+momentum=0.95", why=_CONSTANT),

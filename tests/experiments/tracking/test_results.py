@@ -243,7 +243,7 @@ def test_counts_of_settled_seeds():
     """results/tracking/README.md: S3 at 65,536 letters before and after `settle`, on the seeds it was made on and on fresh ones."""
     text, runs = (KEPT / "README.md").read_text(), list(collect([KEPT / "settle"]).runs.values())
     after = [run for run in runs if "settle" in run.recipe_name]
-    assert sorted(seed for run in after for seed in run.seeds) == list(range(48))
+    assert sorted(seed for run in after for seed in run.seeds) == list(range(60))
     for part in (*([run] for run in runs), after):
         seeds = sum(len(run.seeds) for run in part)
         found = [sum(score >= 0.999 for run in part for score in run.scores[n]) for n in (32, 512, 4096, 65_536)]
