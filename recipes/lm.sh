@@ -7,7 +7,8 @@
 # PACKED is the folder `packed` of recipes/lm_corpus.py. After LIMIT seconds (default 540) a part of units begins none that would end
 # later, and leaves its record in OUT/PART; the same command goes on, also on another machine: HAVE names folders of records that
 # are known already. Where a part leaves units, only `collect` is still done, and the status is 3. `collect` merges the records in
-# HAVE; the learning rates and batches of ladder and tracking are those of the sweep that lies there, else the sizes' own.
+# HAVE; the learning rates and batches of the other studies are those of the sweep that lies there, else the sizes' own; the base of
+# the factors is the ladder's units of the same budgets.
 # ONLY and BUDGETS are --only and --budgets. `ckda lm ladder --study ladder --plan` prints the device minutes.
 set -uo pipefail
 packed=${1:?folder of the packed corpus}

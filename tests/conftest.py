@@ -39,8 +39,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str]) -> Callable[[list[str], str], None]:
-    """`refused(words, told)`: `ckda` with these words ends with status 2, prints nothing but one line, and it says `told`."""
+def assert_refused(capsys: pytest.CaptureFixture[str]) -> Callable[[list[str], str], None]:
+    """`assert_refused(words, told)`: `ckda` with these words ends with status 2 and prints one line, which says `told`."""
     from ckda.cli import main
 
     def check(words: list[str], told: str) -> None:

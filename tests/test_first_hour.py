@@ -152,22 +152,22 @@ def test_help_fits_a_terminal(
     ids=" ".join,
 )
 def test_a_folder_that_cannot_be_written_is_told_first_and_alike(
-    words: list[str], tmp_path: Path, refused: Callable, monkeypatch: pytest.MonkeyPatch
+    words: list[str], tmp_path: Path, assert_refused: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
     name = " ".join(word for word in words[:2] if not word.startswith("-") and words[0] not in ("theory", "track"))
-    refused([*words, "--out", "file"], rf"^ckda {name}.*: --out file cannot be written: a file is in the way$")
+    assert_refused([*words, "--out", "file"], rf"^ckda {name}.*: --out file cannot be written: a file is in the way$")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_full_disk_is_told_before_anything_is_trained(
-    tmp_path: Path, refused: Callable, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, assert_refused: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 40_000}))
     told = r": --out .*: the disk has 0.04 MiB left; results need 8 MiB$"
     for verb in ("track", "demo", "audio"):
-        refused([verb, "--smoke", "--device", "cpu", "--out", str(tmp_path / verb)], told)
+        assert_refused([verb, "--smoke", "--device", "cpu", "--out", str(tmp_path / verb)], told)
         assert not list((tmp_path / verb).iterdir())
 
 
@@ -219,9 +219,9 @@ def test_numbers_are_refused_in_words(words: list[str], told: str, capsys: pytes
         (["lm", "generate", "nosuch", "--prompt", "hello"], r"^ckda lm generate: nosuch is neither"),
     ],
 )
-def test_names_that_are_not_there(words: list[str], told: str, refused: Callable, tmp_path: Path) -> None:
+def test_names_that_are_not_there(words: list[str], told: str, assert_refused: Callable, tmp_path: Path) -> None:
     device = [] if words[0] == "theory" else ["--device", "cpu"]
-    refused([*words, *device, "--out", str(tmp_path)], told)
+    assert_refused([*words, *device, "--out", str(tmp_path)], told)
 
 
 def test_recipes_show_how_a_value_is_written(capsys: pytest.CaptureFixture[str]) -> None:

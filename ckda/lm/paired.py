@@ -83,7 +83,7 @@ def differences(records: Records, base: str = BASE, name: str = "held_out") -> l
     return found
 
 
-Gap = list[tuple[float, list[float]]]
+Gap = list[tuple[float, list[float]]]  #: tokens read, and the difference of every pair of seeds there
 
 
 def training_gaps(records: Records, base: str = BASE, pieces: int = 40) -> dict[tuple[str, str], Gap]:

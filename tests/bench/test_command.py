@@ -185,13 +185,13 @@ def test_a_second_run_measures_only_what_is_missing(tmp_path: Path, monkeypatch:
     assert (kept, new["peer"]) == (first, "kda")
 
 
-def test_a_record_of_another_commit_is_not_mixed_in(tmp_path: Path, refused: Callable) -> None:
+def test_a_record_of_another_commit_is_not_mixed_in(tmp_path: Path, assert_refused: Callable) -> None:
     words = ["bench", "--smoke", "--device", "cpu", "--out", str(tmp_path)]
     assert main(words) == 0
     record = json.loads((tmp_path / "bench.json").read_text())
     record["environment"]["commit"] = "another"
     (tmp_path / "bench.json").write_text(json.dumps(record))
-    refused(words, "commit another.*--fresh")
+    assert_refused(words, "commit another.*--fresh")
     assert main([*words, "--fresh"]) == 0
 
 
@@ -230,10 +230,10 @@ def test_the_throughput_figure_has_a_bar_for_every_row_that_ran(
     assert path.stat().st_size > 5_000
 
 
-def test_a_folder_without_cudnn_is_refused(tmp_path: Path, refused: Callable) -> None:
+def test_a_folder_without_cudnn_is_refused(tmp_path: Path, assert_refused: Callable) -> None:
     words = ["bench", "--smoke", "--device", "cpu", "--out", str(tmp_path / "out")]
-    refused([*words, "--cudnn", str(tmp_path)], "cuda_host.py is not there; .*cudnn_folder.py")
-    refused([*words, "--peer", "cudnn kda"], "--cudnn FOLDER")
+    assert_refused([*words, "--cudnn", str(tmp_path)], "cuda_host.py is not there; .*cudnn_folder.py")
+    assert_refused([*words, "--peer", "cudnn kda"], "--cudnn FOLDER")
 
 
 def test_cudnn_gets_the_tensors_of_the_call_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,12 +320,12 @@ def test_the_gauge_of_the_throughput_is_timed_without_a_compiler_too(monkeypatch
     assert set(found) == set(throughput.ESTIMATE)
 
 
-def test_the_plan_adds_up_without_running_anything(capsys: pytest.CaptureFixture, refused: Callable) -> None:
+def test_the_plan_adds_up_without_running_anything(capsys: pytest.CaptureFixture, assert_refused: Callable) -> None:
     assert main(["bench", "--plan", "--sweep", "--row", "softplus", "--host", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert set(told["seconds"]) == {"sweep: main", "sweep: softplus", "host"}
     assert told["total"] == pytest.approx(sum(told["seconds"].values()))
-    refused(["bench", "--plan"], "name what is planned")
+    assert_refused(["bench", "--plan"], "name what is planned")
 
 
 @pytest.mark.parametrize("words", [["--jobs", "0"], ["--jobs", "-3"], ["--jobs", "0", "--sweep", "--plan"]])
@@ -356,8 +356,10 @@ def test_jobs_on_a_cpu_are_said_to_do_nothing(tmp_path: Path, capsys: pytest.Cap
         (["--throughput", "--sweep", "--host"], "--throughput goes without --sweep and --host$"),
     ],
 )
-def test_an_option_without_effect_is_refused(words: list[str], told: str, tmp_path: Path, refused: Callable) -> None:
-    refused(["bench", "--smoke", "--device", "cpu", "--out", str(tmp_path / "out"), *words], told)
+def test_an_option_without_effect_is_refused(
+    words: list[str], told: str, tmp_path: Path, assert_refused: Callable
+) -> None:
+    assert_refused(["bench", "--smoke", "--device", "cpu", "--out", str(tmp_path / "out"), *words], told)
     assert not (tmp_path / "out").exists()
 
 
@@ -368,7 +370,9 @@ def test_a_plan_is_of_several_parts_and_of_what_each_reads(capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(("words", "name"), [([], "bench.json"), (["--sweep", "--row", "states"], "sweep.json")])
-def test_a_smoke_run_is_not_mixed_with_others(words: list[str], name: str, tmp_path: Path, refused: Callable) -> None:
+def test_a_smoke_run_is_not_mixed_with_others(
+    words: list[str], name: str, tmp_path: Path, assert_refused: Callable
+) -> None:
     """What a smoke run left is not gone on from; what was measured is not overwritten by one."""
     smoke = ["bench", *words, "--smoke", "--device", "cpu", "--out", str(tmp_path)]
     assert main(smoke) == 0
@@ -378,7 +382,7 @@ def test_a_smoke_run_is_not_mixed_with_others(words: list[str], name: str, tmp_p
     assert earlier(tmp_path / name, record["environment"], fresh=False, smoke=False) == []
     del record["protocol"]
     (tmp_path / name).write_text(json.dumps(record))
-    refused(smoke, f"{name} was measured, and this is a smoke run.*--fresh")
+    assert_refused(smoke, f"{name} was measured, and this is a smoke run.*--fresh")
 
 
 def test_what_was_measured_otherwise_is_not_gone_on_from(tmp_path: Path) -> None:

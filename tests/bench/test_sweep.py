@@ -72,13 +72,13 @@ def test_a_sweep_that_was_cut_short_goes_on_where_it_stopped(
 @pytest.mark.parametrize(
     ("words", "told"), [(["--sweep", "--row", "nothing"], "nothing"), (["--peer", "nobody"], "nobody")]
 )
-def test_an_unknown_name_is_refused(words: list[str], told: str, tmp_path: Path, refused: Callable) -> None:
-    refused(["bench", *words, "--device", "cpu", "--out", str(tmp_path)], told)
+def test_an_unknown_name_is_refused(words: list[str], told: str, tmp_path: Path, assert_refused: Callable) -> None:
+    assert_refused(["bench", *words, "--device", "cpu", "--out", str(tmp_path)], told)
 
 
-def test_an_unknown_row_is_answered_with_names_that_can_be_told_apart(refused: Callable) -> None:
+def test_an_unknown_row_is_answered_with_names_that_can_be_told_apart(assert_refused: Callable) -> None:
     told = "--row 'sofplus, harsh': there is none; there are 'main', 'softplus', .*; did you mean 'softplus, harsh'"
-    refused(["bench", "--sweep", "--plan", "--row", "sofplus, harsh"], told)
+    assert_refused(["bench", "--sweep", "--plan", "--row", "sofplus, harsh"], told)
 
 
 def test_the_record_has_or_misses_every_row_by_name_and_a_reason_for_each_miss() -> None:

@@ -40,7 +40,7 @@ def draw(batch=B, time=T, dtype=torch.float64):
     return q, k, v, g, torch.randn(batch, time, HV, dtype=dtype)
 
 
-def close(a, b):
+def assert_close(a, b):
     torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
@@ -68,8 +68,8 @@ def test_gates_norms_and_rates_inside_with_gradients(name, shape, function):
     )  # fmt: skip
     log = formula(g, A_log.exp().view(HV, 1), dt_bias.view(HV, K))
     expected, states = recurrence(norm(q), norm(k), v, log, 2 * beta.sigmoid(), initial_state=state)
-    close(o, expected)
-    close(final, states[:, -1])
+    assert_close(o, expected)
+    assert_close(final, states[:, -1])
     do, dstate = torch.randn_like(o), torch.randn_like(final)
     ours = torch.autograd.grad((o * do).sum() + (final * dstate).sum(), leaves)
     theirs = torch.autograd.grad((expected * do).sum() + (states[:, -1] * dstate).sum(), leaves)
@@ -93,8 +93,8 @@ def test_given_gates_packed_sequences_and_layouts(v_first):
         part = [x[:, a:b] for x in (q, k, v, log, beta)]
         expected, states = recurrence(*part, scale=0.7, initial_state=start[n : n + 1])
         for o, final in (chunked, recurrent):
-            close(o[:, a:b], expected)
-            close(final[n].mT if v_first else final[n], states[0, -1])
+            assert_close(o[:, a:b], expected)
+            assert_close(final[n].mT if v_first else final[n], states[0, -1])
 
 
 @pytest.mark.parametrize("chunk_size", [32, 64])
@@ -106,8 +106,8 @@ def test_states_between_chunks(chunk_size, v_first):
     with torch.inference_mode():
         o, final, h = fla.chunk_kda(q, k, v, -g.abs(), beta, use_qk_l2norm_in_kernel=True, **options)
     assert final is None
-    close(o, expected)
-    close(h.mT if v_first else h, states[:, 0:T:chunk_size])
+    assert_close(o, expected)
+    assert_close(h.mT if v_first else h, states[:, 0:T:chunk_size])
     packed = [x[:1] for x in (q, k, v, -g.abs(), beta)]
     cu_seqlens = torch.tensor([0, 0, 33, T])
     with torch.inference_mode():
@@ -116,8 +116,8 @@ def test_states_between_chunks(chunk_size, v_first):
         )
     _, second = recurrence(norm(q[:1, 33:]), norm(k[:1, 33:]), v[:1, 33:], -g[:1, 33:].abs(), beta[:1, 33:])
     wanted = torch.cat([states[0, 0:33:chunk_size], second[0, 0 : T - 33 : chunk_size]])
-    close((h.mT if v_first else h)[0], wanted)
-    close((final.mT if v_first else final)[2], second[0, -1])
+    assert_close((h.mT if v_first else h)[0], wanted)
+    assert_close((final.mT if v_first else final)[2], second[0, -1])
 
 
 @pytest.mark.parametrize("v_first", [False, True])
@@ -145,8 +145,8 @@ def test_decoding_in_slots_of_a_pool(v_first):
             beta[:, n : n + 1],
         )
         expected, states = recurrence(*part, initial_state=pool[slot : slot + 1])
-        close(o[:, n : n + 1], expected)
-        close(after[slot], states[0, -1])
+        assert_close(o[:, n : n + 1], expected)
+        assert_close(after[slot], states[0, -1])
     rest = [1, 2, 4, 6]
     assert torch.equal(after[rest], pool[rest])
 
@@ -167,8 +167,8 @@ def test_drafts_go_on_from_the_last_accepted_token():
         start = pool[slots[n, accepted[n] - 1]].unsqueeze(0)
         part = (norm(q[:, a:b]), norm(k[:, a:b]), v[:, a:b], -g[:, a:b].abs(), beta[:, a:b])
         expected, states = recurrence(*part, initial_state=start)
-        close(o[:, a:b], expected)
-        close(used[slots[n, :length]], states[0, 1:])
+        assert_close(o[:, a:b], expected)
+        assert_close(used[slots[n, :length]], states[0, 1:])
         untouched[slots[n, :length]] = False
     assert torch.equal(used[untouched], pool[untouched])
 
@@ -186,8 +186,8 @@ def test_padding_reads_and_writes_nothing():
         for n, slot in enumerate([3, 0]):
             part = [x[:, n : n + 1] for x in (norm(q), norm(k), v, -g.abs(), beta)]
             expected, states = recurrence(*part, initial_state=pool[slot : slot + 1])
-            close(o[:, n : n + 1], expected)
-            close(used[slot], states[0, -1])
+            assert_close(o[:, n : n + 1], expected)
+            assert_close(used[slot], states[0, -1])
         assert torch.equal(used[[1, 2, 4]], pool[[1, 2, 4]])
 
 
@@ -202,8 +202,8 @@ def test_an_empty_sequence_before_others_takes_no_token():
     for row, slot in ((0, 0), (1, 2)):
         part = [x[:, row : row + 1] for x in (q, k, v, -g.abs(), beta)]
         expected, states = recurrence(*part, initial_state=pool[slot : slot + 1])
-        close(o[:, row : row + 1], expected)
-        close(used[slot], states[0, -1])
+        assert_close(o[:, row : row + 1], expected)
+        assert_close(used[slot], states[0, -1])
     assert torch.equal(used[[1, 3]], pool[[1, 3]])
 
 
@@ -217,8 +217,8 @@ def test_packed_sequences_that_end_before_the_last_token():
     )
     first = [x[:, :40] for x in (q, k, v, -g.abs(), beta)]
     expected = fla.chunk_kda(*first, cu_seqlens=torch.tensor([0, 9, 40, 40]), **options)
-    close(o[:, :40], expected[0])
-    close(final, expected[1])
+    assert_close(o[:, :40], expected[0])
+    assert_close(final, expected[1])
     with pytest.raises(ValueError, match="max_num_seqs is '3'; it must be a whole number, or None"):
         fla.chunk_kda(q, k, v, -g.abs(), beta, cu_seqlens=torch.tensor([0, T]), use_graph=True, max_num_seqs="3")
     with pytest.raises(ValueError, match=r"cu_seqlens has 4 entries; it must have max_num_seqs \+ 1 = 6"):
@@ -233,7 +233,7 @@ def test_several_tokens_with_one_slot_a_sequence_leave_the_last_state():
         q, k, v, -g.abs(), beta, initial_state=used, cu_seqlens=cu_seqlens, ssm_state_indices=torch.tensor([3, 1])
     )
     _, states = recurrence(q[:, 2:], k[:, 2:], v[:, 2:], -g[:, 2:].abs(), beta[:, 2:], initial_state=pool[1:2])
-    close(used[1], states[0, -1])
+    assert_close(used[1], states[0, -1])
     assert torch.equal(used[[0, 2]], pool[[0, 2]])
 
 
@@ -244,8 +244,8 @@ def test_in_place_without_slots():
     o, final = fla.fused_recurrent_kda_fwd(q, k, v, -g.abs(), beta, initial_state=used)
     expected, states = recurrence(q, k, v, -g.abs(), beta, initial_state=start)
     assert final is used
-    close(o, expected)
-    close(used, states[:, -1])
+    assert_close(o, expected)
+    assert_close(used, states[:, -1])
 
 
 def test_signed_gates_are_the_operators_own():
@@ -256,7 +256,7 @@ def test_signed_gates_are_the_operators_own():
     options = {"use_qk_l2norm_in_kernel": True, "use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True}
     for function in (fla.chunk_kda, fla.fused_recurrent_kda):
         o, _ = function(q, k, v, g, beta, A_log=A_log, allow_neg_eigval=True, signed=True, **options)
-        close(o, complex_kda(q, k, v, g, beta, gate="signed", A_log=A_log, beta_range=2, normalize_qk=True)[0])
+        assert_close(o, complex_kda(q, k, v, g, beta, gate="signed", A_log=A_log, beta_range=2, normalize_qk=True)[0])
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -272,16 +272,16 @@ def test_gated_delta_rule(inside):
     recurrent = fla.fused_recurrent_gated_delta_rule(q, k, v, raw, beta=beta, initial_state=start, **options)
     expected, states = recurrence(norm(q), norm(k), v, log.unsqueeze(-1), beta, initial_state=start.mT)
     for o, final in (chunked, recurrent):
-        close(o, expected)
-        close(final, states[:, -1].mT)
+        assert_close(o, expected)
+        assert_close(final, states[:, -1].mT)
 
 
 def test_gated_delta_rule_of_channels_and_without_gates():
     q, k, v, g, beta = draw()
     o, _ = fla.fused_recurrent_gated_delta_rule(norm(q), norm(k), v, -g[..., 0].abs(), -g.abs(), beta=beta)
-    close(o, recurrence(norm(q), norm(k), v, -g[..., :1].abs() - g.abs(), beta)[0])
+    assert_close(o, recurrence(norm(q), norm(k), v, -g[..., :1].abs() - g.abs(), beta)[0])
     o, _ = fla.fused_recurrent_gated_delta_rule(norm(q), norm(k), v)
-    close(o, recurrence(norm(q), norm(k), v, torch.zeros_like(g), torch.ones_like(beta))[0])
+    assert_close(o, recurrence(norm(q), norm(k), v, torch.zeros_like(g), torch.ones_like(beta))[0])
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -309,8 +309,8 @@ def test_delta_product(gated):
         part = slice(n * a, n * b)
         _, states = recurrence(norm(k)[:, part], norm(k)[:, part], v[:, part], log[:, part], beta[:, part])
         expected = K**-0.5 * (states[:, n::n] * norm(q)[:, a:b].unsqueeze(-1)).sum(-2)
-        close(o[:, a:b], expected)
-        close(final[i], states[0, -1])
+        assert_close(o[:, a:b], expected)
+        assert_close(final[i], states[0, -1])
 
 
 def test_the_gate_alone():
@@ -318,8 +318,8 @@ def test_the_gate_alone():
     A_log, dt_bias = torch.randn(HV, dtype=torch.float64), torch.randn(HV * K, dtype=torch.float64)
     rate, raw = A_log.exp().view(HV, 1), g + dt_bias.view(HV, K)
     wide = torch.float64
-    close(fla.fused_kda_gate(g, A_log.view(1, 1, HV, 1), dt_bias, output_dtype=wide), -rate * softplus(raw))
-    close(fla.fused_kda_gate(g, A_log, dt_bias, -3.0, wide), -3 * (rate * raw).sigmoid())
+    assert_close(fla.fused_kda_gate(g, A_log.view(1, 1, HV, 1), dt_bias, output_dtype=wide), -rate * softplus(raw))
+    assert_close(fla.fused_kda_gate(g, A_log, dt_bias, -3.0, wide), -3 * (rate * raw).sigmoid())
     assert fla.fused_kda_gate(g, lower_bound=-5.0).dtype == torch.float32
 
 
@@ -562,8 +562,8 @@ def test_our_context_is_taken_over_its_ranks(tmp_path):
     finally:
         distributed.destroy_process_group()
     for a, b in zip(found, fla.chunk_kda(**_DATA, **options), strict=True):
-        close(a, b)
-    close(*product)
+        assert_close(a, b)
+    assert_close(*product)
 
 
 class FLACPContext:
@@ -593,7 +593,7 @@ def test_flas_context_of_before_its_layouts_and_what_is_wrong_with_one(tmp_path)
                 fla.chunk_kda(**one, cp_context=context)
     finally:
         distributed.destroy_process_group()
-    close(o, fla.chunk_kda(**one, cu_seqlens=bounds)[0])
+    assert_close(o, fla.chunk_kda(**one, cu_seqlens=bounds)[0])
 
 
 @pytest.mark.parametrize("name", SIGNATURES)

@@ -73,9 +73,9 @@ def test_resume_where_one_arm_is_done(tmp_path):
     assert len(arms["ckda"].history["loss"]) == 1
 
 
-def test_an_unusable_folder_is_said_before_training(tmp_path, refused):
+def test_an_unusable_folder_is_said_before_training(tmp_path, assert_refused):
     (tmp_path / "file").write_text("")
-    refused(["demo", "--smoke", "--out", str(tmp_path / "file")], "--out")
+    assert_refused(["demo", "--smoke", "--out", str(tmp_path / "file")], "--out")
 
 
 @pytest.mark.parametrize(

@@ -225,11 +225,11 @@ def test_table_writes_both_tables(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "tables.md").read_text().count("|---") > 8
 
 
-def test_another_machine_is_not_replaced_unasked(tmp_path, refused):
+def test_another_machine_is_not_replaced_unasked(tmp_path, assert_refused):
     out = ["--out", str(tmp_path / "machine")]
     assert main(["theory", "compile", "Z3", *out]) == 0
     assert main(["theory", "compile", "Z3", *out]) == 0
     before = (tmp_path / "machine/machine.json").read_bytes()
-    refused(["theory", "compile", "Z2", *out], r"holds the machine Z3.*--fresh")
+    assert_refused(["theory", "compile", "Z2", *out], r"holds the machine Z3.*--fresh")
     assert (tmp_path / "machine/machine.json").read_bytes() == before
     assert main(["theory", "compile", "Z2", "--fresh", *out]) == 0

@@ -286,19 +286,19 @@ def test_letters_by_name(tmp_path, capsys):
     assert [accepts for _, accepts in json.loads(capsys.readouterr().out)["state, accepted"]] == [0, 1, 0, 1]
 
 
-def test_damaged_and_mixed_machines_are_refused(machines, tmp_path, refused):
+def test_damaged_and_mixed_machines_are_refused(machines, tmp_path, assert_refused):
     machines["Q8"].save(tmp_path / "q8")
     machines["parity"].save(tmp_path / "parity")
     word = ["--word", "0"]
     for name, text in (("machine.json", b"{"), ("machine.json", b"{}"), ("weights.safetensors", b"x")):
         folder = machines["Q8"].save(tmp_path / "damaged")
         (folder / name).write_bytes(text)
-        refused(["theory", "run", str(folder), *word], "damaged or of different machines")
+        assert_refused(["theory", "run", str(folder), *word], "damaged or of different machines")
     mixed = machines["Q8"].save(tmp_path / "mixed")
     (mixed / "weights.safetensors").write_bytes((tmp_path / "parity" / "weights.safetensors").read_bytes())
-    refused(["theory", "run", str(mixed), *word], "damaged or of different machines")
+    assert_refused(["theory", "run", str(mixed), *word], "damaged or of different machines")
     for bad in ("x", "01", "-1", "²", "0 9"):
-        refused(["theory", "run", str(tmp_path / "q8"), f"--word={bad}"], "is no letter")
+        assert_refused(["theory", "run", str(tmp_path / "q8"), f"--word={bad}"], "is no letter")
 
 
 def test_names_that_are_numbers(tmp_path, capsys):

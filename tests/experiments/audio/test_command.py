@@ -16,7 +16,7 @@ from ckda.experiments.audio.task import Continuation, cut, groove, wav_bytes
 from ckda.train import Ensemble
 
 
-def test_smoke_run_leaves_everything_and_is_read_back(tmp_path, capsys, refused):
+def test_smoke_run_leaves_everything_and_is_read_back(tmp_path, capsys, assert_refused):
     command = [
         "audio",
         "--smoke",
@@ -57,7 +57,7 @@ def test_smoke_run_leaves_everything_and_is_read_back(tmp_path, capsys, refused)
     seen = json.loads(capsys.readouterr().out)
     assert len(seen["heads"]) == 8
     assert seen["ablation"]["mse"] > 0
-    refused(["inspect", "audio", str(tmp_path / "runs/transformer+smoke.pt")], "is a transformer")
+    assert_refused(["inspect", "audio", str(tmp_path / "runs/transformer+smoke.pt")], "is a transformer")
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_smoke_run_leaves_everything_and_is_read_back(tmp_path, capsys, refused)
         (["--arm", "ckda,", "--recipe", "plain"], "--mixer : there is none"),
     ],
 )
-def test_mistakes_get_a_clear_message(tmp_path, options, says, refused):
-    refused(["audio", "--smoke", "--device", "cpu", "--out", str(tmp_path), *options], says)
+def test_mistakes_get_a_clear_message(tmp_path, options, says, assert_refused):
+    assert_refused(["audio", "--smoke", "--device", "cpu", "--out", str(tmp_path), *options], says)
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,15 @@ def test_mistakes_get_a_clear_message(tmp_path, options, says, refused):
         (wav_bytes(np.zeros(30_968), 8000), "--wav: .* is silent"),
     ],
 )
-def test_a_bad_wav_ends_the_command_before_any_training(tmp_path, content, says, refused):
+def test_a_bad_wav_ends_the_command_before_any_training(tmp_path, content, says, assert_refused):
     (tmp_path / "loop.wav").write_bytes(content)
-    refused(["audio", "--smoke", "--device", "cpu", "--out", str(tmp_path), "--wav", str(tmp_path / "loop.wav")], says)
+    assert_refused(
+        ["audio", "--smoke", "--device", "cpu", "--out", str(tmp_path), "--wav", str(tmp_path / "loop.wav")], says
+    )
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_loop_of_ones_own_at_its_tempo(tmp_path, capsys, refused):
+def test_a_loop_of_ones_own_at_its_tempo(tmp_path, capsys, assert_refused):
     seconds = 480 / 96
     tone = 0.3 * np.sin(2 * np.pi * 55 * np.arange(round(seconds * 11_025)) / 11_025 * (1 + np.arange(55_125) / 9e5))
     (tmp_path / "own.wav").write_bytes(wav_bytes(tone, 11_025))
@@ -109,14 +111,14 @@ def test_a_loop_of_ones_own_at_its_tempo(tmp_path, capsys, refused):
         "--wav",
         str(tmp_path / "own.wav"),
     ]
-    refused(command, r"--bpm 96\.0")
+    assert_refused(command, r"--bpm 96\.0")
     assert main([*command, "--bpm", "96"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["loop"], result["bpm"]) == ("own.wav", 96.0)
 
 
 @pytest.mark.parametrize("options", [["--seeds", "0"], ["--steps", "-1"], ["--seeds", "two"]])
-def test_numbers_that_make_no_sense_are_refused(tmp_path, options, capsys, refused):
+def test_numbers_that_make_no_sense_are_refused(tmp_path, options, capsys, assert_refused):
     with pytest.raises(SystemExit):
         main(["audio", "--smoke", "--device", "cpu", "--out", str(tmp_path), *options])
     assert "error: argument" in capsys.readouterr().err

@@ -112,10 +112,10 @@ def test_modes_that_do_not_decay_do_not_age(clock):
 # The verb ------------------------------------------------------------------------------------------------------------
 
 
-def test_inspect_says_what_it_needs(tmp_path, refused):
-    refused(["inspect", "audio", str(tmp_path / "runs/nothing.pt")], r"nothing.json is not there")
+def test_inspect_says_what_it_needs(tmp_path, assert_refused):
+    assert_refused(["inspect", "audio", str(tmp_path / "runs/nothing.pt")], r"nothing.json is not there")
     (tmp_path / "runs").mkdir()
     (tmp_path / "audio.json").write_text('{"frames": [[0.0]]}')
     (tmp_path / "runs/ckda.json").write_text('{"seeds": [0], "shown": 0}')
     (tmp_path / "runs/ckda.pt").write_bytes(b"no weights")
-    refused(["inspect", "audio", str(tmp_path / "runs/ckda.pt")], "holds no weights")
+    assert_refused(["inspect", "audio", str(tmp_path / "runs/ckda.pt")], "holds no weights")

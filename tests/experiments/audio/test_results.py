@@ -53,8 +53,8 @@ def test_runs_of_several_folders_become_one_result(folders, tmp_path, capsys):
         assert (tmp_path / "all" / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
 
 
-def test_what_cannot_be_brought_together_is_refused(folders, tmp_path, refused):
-    refused(["audio", "--collect", str(tmp_path), "--out", str(tmp_path)], r"--collect: no audio.json in")
+def test_what_cannot_be_brought_together_is_refused(folders, tmp_path, assert_refused):
+    assert_refused(["audio", "--collect", str(tmp_path), "--out", str(tmp_path)], r"--collect: no audio.json in")
     (tmp_path / "runs").mkdir()
     record = json.loads((folders[0] / "runs/ckda+smoke.json").read_text())
     record["key"]["recipe"]["steps"] = 9

@@ -173,8 +173,10 @@ def test_an_unknown_task_is_named(tmp_path, capsys):
         ),
     ],
 )
-def test_what_a_suite_does_not_read_is_refused(words, told, tmp_path, refused):
-    refused(["track", "parity", "--suite", "regular", "--device", "cpu", "--out", str(tmp_path / "out"), *words], told)
+def test_what_a_suite_does_not_read_is_refused(words, told, tmp_path, assert_refused):
+    assert_refused(
+        ["track", "parity", "--suite", "regular", "--device", "cpu", "--out", str(tmp_path / "out"), *words], told
+    )
     assert not (tmp_path / "out").exists()
 
 

@@ -89,7 +89,7 @@ def test_settings_are_part_of_the_name(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_training_goes_on_from_weights(tmp_path, capsys, refused):
+def test_training_goes_on_from_weights(tmp_path, capsys, assert_refused):
     first = [*SMOKE, "S3", "--recipe", "relations", "--seeds", "2", "--out", str(tmp_path / "first"), "--json"]
     assert main(first) == 0
     weights = tmp_path / "first/runs/S3-ckda+penalty=relations+momentum=0.95+smoke.pt"
@@ -102,16 +102,16 @@ def test_training_goes_on_from_weights(tmp_path, capsys, refused):
     assert json.loads(capsys.readouterr().out)["runs"]["S3-ckda+finish+smoke"]["seeds"] == [0, 1]
     assert main([*SMOKE, "S3", *again, "--fresh", "--seed", "1"]) == 0
     assert json.loads(capsys.readouterr().out)["runs"]["S3-ckda+finish+smoke"]["seeds"] == [1]
-    refused([*SMOKE, "S3", *again, "--seed", "5"], "has no seed 5; it has 0, 1")
-    refused([*SMOKE, "S3", *again, "--recipe", "culled+sharpen"], "nothing to restart")
+    assert_refused([*SMOKE, "S3", *again, "--seed", "5"], "has no seed 5; it has 0, 1")
+    assert_refused([*SMOKE, "S3", *again, "--recipe", "culled+sharpen"], "nothing to restart")
     damaged = tmp_path / "damaged.pt"
     damaged.write_bytes(weights.read_bytes()[:1000])
-    refused([*SMOKE, "S3", "--recipe", "sharpen", "--from", str(damaged)], "holds no weights")
-    refused([*SMOKE, "S3", *again, "--seeds", "3"], "has no seed 2; it has 0, 1")
-    refused([*SMOKE, "S4", *again, "--seeds", "1"], "no weights of this group and mixer")
+    assert_refused([*SMOKE, "S3", "--recipe", "sharpen", "--from", str(damaged)], "holds no weights")
+    assert_refused([*SMOKE, "S3", *again, "--seeds", "3"], "has no seed 2; it has 0, 1")
+    assert_refused([*SMOKE, "S4", *again, "--seeds", "1"], "no weights of this group and mixer")
 
 
-def test_one_command_trains_and_goes_on_from_its_own_weights(tmp_path, capsys, refused):
+def test_one_command_trains_and_goes_on_from_its_own_weights(tmp_path, capsys, assert_refused):
     """A run of its own each: the first may be there already, and the second begins from its very weights."""
     command = [*SMOKE, "Z3", "--seeds", "2", "--lengths", "8", "--out", str(tmp_path), "--json", "--recipe"]
     assert main([*command, "quick+smoothing=0.1"]) == 0
@@ -129,10 +129,10 @@ def test_one_command_trains_and_goes_on_from_its_own_weights(tmp_path, capsys, r
     assert record["recipe"]["penalties"] == {"sampled": 0.1}
     assert main([*command, "quick+then=polish", "--time-limit", "0"]) == 3
     assert list(json.loads(capsys.readouterr().out)["absent"]) == ["Z3-ckda+quick+smoke"]
-    refused([*command, "closed+then=finish"], "of which no seed is dropped")
-    refused([*command, "quick+then=closed"], "there are then=finish, then=polish")
-    refused([*command, "quick+then=polish", "--mixer", "gru"], "needs A, b, start of the transition")
-    refused([*command, "quick+then=settle", "--mixer", "kda-softplus"], "begin=snapped moves bounded gates")
+    assert_refused([*command, "closed+then=finish"], "of which no seed is dropped")
+    assert_refused([*command, "quick+then=closed"], "there are then=finish, then=polish")
+    assert_refused([*command, "quick+then=polish", "--mixer", "gru"], "needs A, b, start of the transition")
+    assert_refused([*command, "quick+then=settle", "--mixer", "kda-softplus"], "begin=snapped moves bounded gates")
     assert main([*command, "quick+smoothing=0.1+then=settle"]) == 0
     settled = json.loads((tmp_path / f"runs/{second.replace('polish', 'settle')}.json").read_text())
     assert settled["recipe"]["penalties"] == {"closure": 1.0}
@@ -184,22 +184,22 @@ def test_the_time_limit_stops_with_status_three(tmp_path, capsys):
     assert "resuming S3-ckda+smoke at update 1" in capsys.readouterr().err
 
 
-def test_a_damaged_record_stays_until_asked(tmp_path, capsys, refused):
+def test_a_damaged_record_stays_until_asked(tmp_path, capsys, assert_refused):
     command = [*SMOKE, "Z2", "--seeds", "1", "--out", str(tmp_path), "--json"]
     assert main(command) == 0
     record = tmp_path / "runs/Z2-ckda+smoke.json"
     record.write_text("{")
-    refused(command, r"cannot be read .* --fresh")
+    assert_refused(command, r"cannot be read .* --fresh")
     assert record.read_text() == "{"
     assert main([*command, "--fresh"]) == 0
     assert json.loads(record.read_text())["order"] == 2
 
 
-def test_a_finished_run_of_other_settings_is_refused(tmp_path, capsys, refused):
+def test_a_finished_run_of_other_settings_is_refused(tmp_path, capsys, assert_refused):
     command = [*SMOKE, "Z2", "--out", str(tmp_path), "--json"]
     assert main([*command, "--seeds", "1"]) == 0
     weights = (tmp_path / "runs/Z2-ckda+smoke.pt").read_bytes()
-    refused([*command, "--seeds", "2"], r"seeds is \[0\] there and \[0, 1\] here.*--fresh")
+    assert_refused([*command, "--seeds", "2"], r"seeds is \[0\] there and \[0, 1\] here.*--fresh")
     assert (tmp_path / "runs/Z2-ckda+smoke.pt").read_bytes() == weights
 
 
@@ -252,8 +252,8 @@ def test_recipes_are_explained(capsys):
         (["--recipe", "quarters+sharpen"], "--from names them"),
     ],
 )
-def test_mistakes_get_a_clear_message(tmp_path, options, says, refused):
-    refused([*SMOKE, "--out", str(tmp_path), *options], says)
+def test_mistakes_get_a_clear_message(tmp_path, options, says, assert_refused):
+    assert_refused([*SMOKE, "--out", str(tmp_path), *options], says)
 
 
 def test_a_long_training_says_so_and_stops_unwatched(monkeypatch, capsys):
@@ -310,10 +310,10 @@ def test_the_time_left_is_known_early(tmp_path, monkeypatch, capsys):
     assert 0 < told[0] < 600
 
 
-def test_an_interrupted_run_of_other_settings_is_refused(tmp_path, capsys, refused):
+def test_an_interrupted_run_of_other_settings_is_refused(tmp_path, capsys, assert_refused):
     command = [*SMOKE, "Z2", "--out", str(tmp_path), "--json"]
     assert main([*command, "--seeds", "1", "--time-limit", "0"]) == 3
     (checkpoint,) = tmp_path.glob("runs/*.checkpoint.pt")
     kept = checkpoint.read_bytes()
-    refused([*command, "--seeds", "2"], r"is of another run.*--fresh")
+    assert_refused([*command, "--seeds", "2"], r"is of another run.*--fresh")
     assert checkpoint.read_bytes() == kept

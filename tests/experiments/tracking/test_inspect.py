@@ -245,7 +245,7 @@ def test_a_representation_put_in_by_hand_is_found():
     assert states["closure"]["128"][0] < 1e-9
 
 
-def test_command(tmp_path, capsys, refused):
+def test_command(tmp_path, capsys, assert_refused):
     command = [
         "track",
         "S3",
@@ -277,4 +277,4 @@ def test_command(tmp_path, capsys, refused):
         ([str(tmp_path / "none.pt")], "does not exist"),
         ([str(tmp_path / "track.json")], "holds no weights"),
     ):
-        refused(["inspect", "track", *arguments], says)
+        assert_refused(["inspect", "track", *arguments], says)
